@@ -1,0 +1,1 @@
+"""Speculative decoding for transformers models: drafters, stop policies and lossless verification."""

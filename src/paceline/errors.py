@@ -1,0 +1,41 @@
+"""Exceptions for everything a user can cause. Each message is one line that says what to do."""
+
+
+class PacelineError(Exception):
+    """Base of all errors raised on purpose; the command line prints its message and nothing else."""
+
+
+class ModelError(PacelineError):
+    """A model could not be found, fetched or loaded."""
+
+
+class UnknownModel(ModelError):
+    """The name is neither a named model, a local folder or file, nor a model on the hub."""
+
+
+class DownloadError(ModelError):
+    """A model could not be fetched: no network, or the server refused."""
+
+
+class IntegrityError(ModelError):
+    """A download has the wrong hash, or a cached model is damaged."""
+
+
+class DiskFull(ModelError):
+    """There is not enough room on the disk for the model."""
+
+
+class UnsupportedModel(ModelError):
+    """The model exists but cannot be used, for example because it is not a causal language model."""
+
+
+class TokenizerMismatch(ModelError):
+    """Two models that must share a tokenizer do not."""
+
+
+class ContextOverflow(PacelineError):
+    """Prompt and requested tokens do not fit into the model's context."""
+
+
+class OptionError(PacelineError):
+    """A drafter, policy or other option is unknown or has an invalid value."""

@@ -1,0 +1,1 @@
+"""Target models: loading by name, and their blocks for decoding."""
