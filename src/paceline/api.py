@@ -1,0 +1,201 @@
+"""What users call: `load` a model with a drafter and a policy, `generate`, `stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from paceline.decoding.engine import Engine
+from paceline.decoding.request import Request
+from paceline.decoding.sampling import SamplingParams
+from paceline.decoding.stats import Stats
+from paceline.decoding.text import TextStream
+from paceline.drafters import DRAFTERS
+from paceline.drafters.base import Drafter
+from paceline.errors import OptionError
+from paceline.policies import POLICIES
+from paceline.policies.base import StoppingPolicy
+from paceline.registry import Spec, require, split_method
+from paceline.targets import Target, as_target, load_target
+
+Prompt = str | Sequence[int] | Sequence[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one prompt gave.
+
+    Attributes:
+        text: the continuation, special tokens left out, cut before a stop string.
+        tokens: its ids, the end-of-sequence token included.
+        finish_reason: "eos", "stop" or "length".
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    stats: Stats
+
+
+class LLM:
+    """A target with a drafter and a stopping policy. Make one with `paceline.load`."""
+
+    def __init__(self, target: Target, drafter: Drafter, policy: Spec, verifier: str = "auto") -> None:
+        self.target, self.drafter, self.policy, self.verifier = target, drafter, policy, verifier
+        self.engine = Engine(target, drafter)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.target.tokenizer is None:
+            raise OptionError("this model was loaded without a tokenizer: give prompts as token ids")
+        return self.target.tokenizer
+
+    def method(self, drafter: str | Callable[[Target], Drafter], policy: str | None = None) -> LLM:
+        """The same target with another drafter and policy; weights are shared."""
+        return _assemble(self.target, drafter, policy, self.verifier)
+
+    def generate(
+        self,
+        prompt: Prompt | list[Prompt],
+        *,
+        chat: bool | None = None,
+        batch: int | None = None,
+        **sampling: Any,
+    ) -> Output | list[Output]:
+        """Continue a prompt, or a list of them as one batch.
+
+        Args:
+            prompt: text, token ids, or chat messages (`[{"role": ..., "content": ...}]`); or a list of such.
+            chat: put text through the tokenizer's chat template as a user message. Default: if it has one.
+            batch: most prompts decoded at a time; default all.
+            **sampling: fields of `SamplingParams`.
+
+        Raises:
+            OptionError: empty prompt, unknown or invalid sampling option.
+            ContextOverflow: prompt and new tokens do not fit the context.
+        """
+        several = _is_batch(prompt)
+        requests = self.requests(prompt if several else [prompt], chat=chat, **sampling)  # type: ignore[list-item]
+        for _ in self.engine.run(requests, batch):
+            pass
+        outputs = [self._output(request) for request in requests]
+        return outputs if several else outputs[0]
+
+    def stream(self, prompt: Prompt, *, chat: bool | None = None, **sampling: Any) -> Iterator[str]:
+        """Continue one prompt; yields text as it becomes certain, never half a character."""
+        [request] = self.requests([prompt], chat=chat, **sampling)
+        for _ in self.engine.run([request]):
+            if piece := request.read():
+                yield piece
+
+    def requests(self, prompts: Sequence[Prompt], *, chat: bool | None = None, **sampling: Any) -> list[Request]:
+        """Prompts as `Request`s for `engine.run`: what `generate` and `stream` are made of."""
+        try:
+            params = SamplingParams(**sampling)
+        except TypeError as error:
+            unknown = set(sampling) - set(SamplingParams.__dataclass_fields__)
+            raise OptionError(f"unknown sampling option: {', '.join(sorted(unknown)) or error}") from error
+        return [
+            self._request(prompt, replace(params, seed=None if params.seed is None else params.seed + index), chat)
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
+        """Token ids of a prompt; raises OptionError when it is empty."""
+        require(len(prompt) > 0, "the prompt is empty")
+        if not isinstance(prompt, str) and not isinstance(prompt[0], dict):
+            return [int(token) for token in prompt]  # type: ignore[call-overload]
+        if isinstance(prompt, str):
+            require(bool(prompt.strip()), "the prompt is empty")
+            if not (bool(self.tokenizer.chat_template) if chat is None else chat):
+                return self.tokenizer.encode(prompt)
+            prompt = [{"role": "user", "content": prompt}]
+        require(bool(self.tokenizer.chat_template), "this model's tokenizer has no chat template")
+        return self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+
+    def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None) -> Request:
+        ids = self.encode(prompt, chat)
+        bad = [token for token in ids if not 0 <= token < self.target.vocab_size]
+        require(not bad, f"token id {bad[:1]} is outside the vocabulary of {self.target.vocab_size}")
+        eos = self.target.eos if params.eos is None else params.eos
+        return Request(
+            ids,
+            limit=params.max_new_tokens,
+            policy=self.policy.build(),
+            processors=params.processors(len(ids), eos, self.target.device),
+            sampling=params.temperature > 0,
+            eos=eos,
+            text=TextStream(self.target.tokenizer, params.stop) if self.target.tokenizer else None,
+            seed=params.seed,
+            verifier=self.verifier,
+        )
+
+    @staticmethod
+    def _output(request: Request) -> Output:
+        request.read()
+        text = request.text.text if request.text else ""
+        return Output(text, request.output, request.finish_reason or "", request.stats)
+
+
+def load(
+    model: str | PreTrainedModel,
+    *,
+    drafter: str | Callable[[Target], Drafter] = "prompt-lookup",
+    policy: str | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    verifier: str = "auto",
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    **source: Any,
+) -> LLM:
+    """Load a model to decode with a drafter and a stopping policy.
+
+    Args:
+        model: a named model ("smollm2-135m"), a hub id, a folder, a GGUF file, or a loaded Hugging Face model.
+        drafter: `name[:option=value]...`, optionally with `+policy[:option=value]...`; or a function of the Target.
+        policy: `name[:option=value]...`; default the drafter's own.
+        tokenizer: of a model passed as an object.
+        verifier: "auto", "match" or "rejection": see `Request`.
+        dtype, device: as for `from_pretrained`; dtype default is the checkpoint's.
+        **source: `revision`, `trust_remote_code`.
+
+    Raises:
+        OptionError: unknown drafter, policy or option.
+        ModelError: the model cannot be found, fetched or used.
+    """
+    if isinstance(drafter, str):
+        _parse(drafter, policy)  # refuse bad names before a model is loaded
+    if isinstance(model, str):
+        target = load_target(model, dtype=dtype, device=device, **source)
+    else:
+        target = as_target(model, tokenizer)
+    return _assemble(target, drafter, policy, verifier)
+
+
+def _parse(drafter: str, policy: str | None) -> tuple[Spec, Spec]:
+    if policy is None:
+        drafter, policy = split_method(drafter, POLICIES.__contains__)
+    chosen = DRAFTERS.parse(drafter)
+    spec = POLICIES.parse(policy or chosen.cls.default_policy)
+    spec.build()  # values are checked now, not at the first request
+    return chosen, spec
+
+
+def _assemble(target: Target, drafter: str | Callable[[Target], Drafter], policy: str | None, verifier: str) -> LLM:
+    if isinstance(drafter, str):
+        chosen, rule = _parse(drafter, policy)
+        return LLM(target, chosen.build(target), rule, verifier)
+    built = drafter(target)
+    return LLM(target, built, POLICIES.parse(policy or built.default_policy), verifier)
+
+
+def _is_batch(prompt: object) -> bool:
+    """A list of prompts, as against one prompt that is itself a list (of ids or of chat messages)."""
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
+
+
+__all__ = ["LLM", "Output", "Prompt", "StoppingPolicy", "load"]

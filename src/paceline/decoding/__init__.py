@@ -1,0 +1,1 @@
+"""The round: draft, one target pass, verify, commit."""

@@ -1,0 +1,103 @@
+"""The engine: rounds of drafting and verifying over a batch of requests that come and go."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from paceline.decoding.request import Request
+from paceline.decoding.stats import Clock, Round
+from paceline.decoding.verify import Outcome, walk
+from paceline.drafters.base import Drafter
+from paceline.drafters.tree import TokenTree, tree_span
+from paceline.targets.cache import KVCache
+from paceline.targets.target import PassOutput, Target
+
+
+class Engine:
+    """Runs requests on a target with a drafter. Not thread-safe: one run at a time."""
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        self.target, self.drafter = target, drafter
+
+    @torch.inference_mode()
+    def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
+        """Continue the requests, at most `batch` at a time; yields each after every round it took part in.
+
+        Raises:
+            ContextOverflow: before anything is computed, when a request cannot fit the model's context.
+        """
+        for request in requests:
+            self.target.check_fits(request.prompt_length, request.limit)
+        waiting, rows = deque(requests), list[Request]()
+        cache = self._allocate(requests, min(batch or len(requests), len(requests)))
+        self.drafter.start(cache)
+        while waiting or rows:
+            while waiting and len(rows) < cache.batch:
+                self._join(waiting.popleft(), rows, cache)
+            self._round(rows, cache)
+            yield from rows
+            self._leave(rows, cache)
+
+    def _round(self, rows: list[Request], cache: KVCache) -> None:
+        clock = Clock()
+        trees = self.drafter.draft(rows)
+        clock.lap("draft")
+
+        cache = cache.rows(0, len(rows))
+        span = tree_span(trees, cache.lengths, self.target.device)
+        out = self.target.forward(span, cache, self.drafter.taps)
+        clock.lap("verify")
+
+        outcomes = self._verify(rows, trees, out)
+        clock.lap("sample")
+
+        cache.commit([outcome.path for outcome in outcomes])
+        for row, tree, outcome in zip(rows, trees, outcomes, strict=True):
+            emitted = row.accept(tree, outcome)
+            accepted = len(outcome.path) - 1
+            row.policy.observe(tree.depth, accepted)
+            hidden = {tap: states[row.slot, outcome.path] for tap, states in out.taps.items()}
+            self.drafter.observe(row, tree, outcome.path, hidden)
+            kept = min(accepted, len(emitted))
+            row.stats.rounds.append(Round(tree.drafted, tree.depth, kept, len(emitted), clock.seconds))
+        clock.lap("other")
+
+    @staticmethod
+    def _verify(rows: list[Request], trees: list[TokenTree], out: PassOutput) -> list[Outcome]:
+        greedy = out.logits.argmax(-1).tolist() if any(row.plain for row in rows) else []
+        return [
+            walk(tree, greedy[row.slot]) if row.plain else row.verify(tree, out.logits[row.slot, : len(tree)])
+            for row, tree in zip(rows, trees, strict=True)
+        ]
+
+    def _allocate(self, requests: Sequence[Request], batch: int) -> KVCache:
+        depth = max(request.policy.limit for request in requests)
+        longest = max(request.prompt_length + request.limit for request in requests)
+        return self.target.new_cache(batch, longest + self.drafter.max_nodes(depth) + 1)
+
+    def _join(self, request: Request, rows: list[Request], cache: KVCache) -> None:
+        started = time.perf_counter()
+        request.slot = len(rows)
+        own = cache.rows(request.slot, request.slot + 1)
+        own.lengths[0] = 0
+        # The last prompt token is the first round's root: its pass verifies the first draft as well.
+        hidden = self.target.prefill(request.ids[:-1], own, self.drafter.taps)
+        self.drafter.begin(request, hidden)
+        request.stats.prefill_seconds = time.perf_counter() - started
+        request.stats.seconds = -started  # the end is added when the request leaves
+        rows.append(request)
+
+    def _leave(self, rows: list[Request], cache: KVCache) -> None:
+        """Drop the requests that ended; the last row takes the place of each."""
+        for request in [row for row in rows if row.finish_reason]:
+            request.stats.seconds += time.perf_counter()
+            last = rows.pop()
+            if last is not request:
+                cache.move(last.slot, request.slot)
+                self.drafter.move(last.slot, request.slot)
+                last.slot = request.slot
+                rows[last.slot] = last

@@ -1,0 +1,131 @@
+"""A request in flight: its tokens, its sampling, its policy, its stop conditions and its record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from paceline.decoding.sampling import NodeProcessors, Noise
+from paceline.decoding.stats import TARGET, Stats
+from paceline.decoding.text import TextStream
+from paceline.decoding.verify import Outcome, chain_rejection, draw, sample_match, tree_rejection, walk
+from paceline.drafters.tree import TokenTree
+from paceline.policies.base import StoppingPolicy
+from paceline.registry import require
+
+VERIFIERS = ("auto", "match", "rejection")
+
+
+class Request:
+    """One prompt being continued. It is the `Row` that drafters see.
+
+    Args:
+        ids: the prompt.
+        limit: most new tokens.
+        processors: of the target's logits, at every node.
+        sampling: False for greedy decoding.
+        eos: token ids that end the output.
+        text: decodes the output as it comes; needed for streaming and for stop strings.
+        stop_when: transformers-style criterion `(ids [1, n], None) -> bool tensor [1]`, asked after every token.
+        verifier: how sampled output is verified. "match": sample at every node and follow, the choice for
+            deterministic drafts; "rejection": speculative sampling; "auto": whichever accepts more.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        *,
+        limit: int,
+        policy: StoppingPolicy,
+        processors: LogitsProcessorList | None = None,
+        sampling: bool = False,
+        eos: Sequence[int] = (),
+        text: TextStream | None = None,
+        stop_when: Callable[[Tensor, Any], Tensor] | None = None,
+        seed: int | None = None,
+        verifier: str = "auto",
+    ) -> None:
+        require(len(ids) > 0, "the prompt is empty")
+        require(verifier in VERIFIERS, f"unknown verifier '{verifier}'; there are {', '.join(VERIFIERS)}")
+        self.ids = list(ids)
+        self.prompt_length = len(self.ids)
+        self.limit, self.policy, self.sampling, self.verifier = limit, policy, sampling, verifier
+        self.eos, self.text, self.stop_when = frozenset(eos), text, stop_when
+        self.processors = NodeProcessors(processors or LogitsProcessorList())
+        self.noise = Noise(seed)
+        self.stats = Stats(self.prompt_length)
+        self.slot = -1
+        self.state: Any = None
+        self.finish_reason: str | None = None
+        self._unread = ""
+
+    @property
+    def output(self) -> list[int]:
+        return self.ids[self.prompt_length :]
+
+    @property
+    def room(self) -> int:
+        """Most drafted tokens that can still become output: the target adds one itself."""
+        return self.limit - (len(self.ids) - self.prompt_length) - 1
+
+    @property
+    def plain(self) -> bool:
+        """Greedy decoding of raw logits: an argmax is all it takes."""
+        return not self.sampling and not self.processors
+
+    # -- what drafters use -----------------------------------------------------------------------------------------
+    def distribution(self, logits: Float[Tensor, " vocab"], drafted: list[int]) -> Float[Tensor, " vocab"]:
+        return self.processors(logits[None], self.ids, [drafted])[0].softmax(-1)
+
+    def draw(self, q: Float[Tensor, " vocab"]) -> int:
+        return draw(q, self.noise.draft()) if self.sampling else int(q.argmax())
+
+    # -- verification ----------------------------------------------------------------------------------------------
+    def verify(self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"]) -> Outcome:
+        """Which nodes stand, and the target's token after them."""
+        tokens = tree.tokens
+        scores = self.processors(logits, self.ids, [[tokens[n] for n in tree.path(i)[1:]] for i in range(len(tree))])
+        if not self.sampling:
+            return walk(tree, scores.argmax(-1).tolist())
+        p = scores.softmax(-1)
+        if self.verifier == "match" or (self.verifier == "auto" and not tree.sampled):
+            position = len(self.ids) - self.prompt_length
+            return sample_match(tree, p, self.noise.positions(position, tree.depth + 1))
+        return (chain_rejection if tree.is_chain else tree_rejection)(tree, p, self.noise.verify)
+
+    # -- output ----------------------------------------------------------------------------------------------------
+    def accept(self, tree: TokenTree, outcome: Outcome) -> list[int]:
+        """Append a round's tokens as far as no stop condition ends the output; returns those appended."""
+        nodes = outcome.path[1:]
+        tokens = [tree.tokens[node] for node in nodes] + [outcome.token]
+        sources = [tree.sources[node] for node in nodes] + [TARGET]
+        for count, (token, source) in enumerate(zip(tokens, sources, strict=True), start=1):
+            self.ids.append(token)
+            self.stats.sources.append(source)
+            self.finish_reason = self._finished(token)
+            if self.finish_reason:
+                return tokens[:count]
+        return tokens
+
+    def read(self) -> str:
+        """The text that has become certain since the last call."""
+        if self.text is not None and self.finish_reason:
+            self._unread += self.text.flush()
+        piece, self._unread = self._unread, ""
+        return piece
+
+    def _finished(self, token: int) -> str | None:
+        if token in self.eos:
+            return "eos"
+        if self.text is not None:
+            self._unread += self.text.push(token)
+            if self.text.stopped:
+                return "stop"
+        if self.stop_when is not None and bool(self.stop_when(torch.tensor([self.ids]), None).all()):
+            return "stop"
+        return "length" if len(self.ids) - self.prompt_length >= self.limit else None

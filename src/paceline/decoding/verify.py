@@ -1,0 +1,102 @@
+"""Lossless verification: which drafted tokens stand, and which token the target adds.
+
+Pure functions of one request's tree and the target's distributions `p` at its nodes. Under each of them the output is
+distributed exactly as plain decoding would: that is the whole of paceline's losslessness, and it is tested here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.drafters.tree import TokenTree
+
+Uniform = Callable[[], float]  # the next of a stream of independent draws from [0, 1)
+
+
+class Outcome(NamedTuple):
+    path: list[int]  # accepted nodes, root first
+    token: int  # the target's own token after them
+
+
+def walk(tree: TokenTree, choice: Sequence[int]) -> Outcome:
+    """Follow the target's choice at each node as far as the tree goes.
+
+    Greedy decoding: `choice` is the argmax at each node. Sampling: `choice[i]` is drawn from p at node i, whatever was
+    drafted (sample-match); for a fixed set of children this accepts with the highest possible probability, the sum
+    of p over them.
+    """
+    path = [0]
+    while (child := tree.child(path[-1], choice[path[-1]])) is not None:
+        path.append(child)
+    return Outcome(path, choice[path[-1]])
+
+
+def draw(p: Float[Tensor, " vocab"], u: float) -> int:
+    """The token at quantile `u` of `p`, which need not be normalised: the inverse of its distribution function."""
+    # float64: in float32 the sum over a large vocabulary is off by more than small probabilities.
+    mass = p.double().cumsum(0)
+    return int(torch.searchsorted(mass, u * mass[-1], right=True).clamp_(max=len(p) - 1))
+
+
+def sample_match(tree: TokenTree, p: Float[Tensor, "nodes vocab"], uniforms: Sequence[float]) -> Outcome:
+    """Sample at every node and walk.
+
+    Args:
+        uniforms: one draw a depth. Drawn by output position, they make sampled output the same as plain decoding's
+            with that seed, whatever drafts.
+    """
+    u = torch.tensor([uniforms[depth] for depth in tree.depths], dtype=torch.float64, device=p.device)
+    mass = p.double().cumsum(1)
+    choice = torch.searchsorted(mass, (u * mass[:, -1])[:, None], right=True).clamp_(max=p.shape[1] - 1)
+    return walk(tree, choice[:, 0].tolist())
+
+
+def chain_rejection(tree: TokenTree, p: Float[Tensor, "nodes vocab"], uniform: Uniform) -> Outcome:
+    """Speculative sampling of a chain (Leviathan et al., 2023): accept token x with probability min(1, p(x)/q(x));
+    at the first rejection sample from norm(max(0, p - q)), after the last acceptance from p."""
+    for node in range(1, len(tree)):
+        p_node, q, token = p[node - 1], tree.q[node], tree.tokens[node]
+        if uniform() * float(_at(q, token)) >= float(p_node[token]):
+            return Outcome(list(range(node)), draw(_residual(p_node, q, token), uniform()))
+    return Outcome(list(range(len(tree))), draw(p[len(tree) - 1], uniform()))
+
+
+def tree_rejection(tree: TokenTree, p: Float[Tensor, "nodes vocab"], uniform: Uniform) -> Outcome:
+    """Recursive rejection over siblings (SpecInfer; without replacement as in Sequoia and RSD).
+
+    Each sibling is tried against what its predecessors' rejections left of p. When siblings were drawn without
+    replacement, q is renormalised without those tried before.
+    """
+    path = [0]
+    while True:
+        left, tried = p[path[-1]], []
+        for child in tree.children(path[-1]):
+            token, q = tree.tokens[child], tree.q[child]
+            if q is not None and tried and not tree.replacement:
+                q = q.index_fill(0, torch.tensor(tried, device=q.device), 0.0)
+                q = q / q.sum()
+            if uniform() * float(_at(q, token)) < float(left[token]):
+                path.append(child)
+                break
+            left = _residual(left, q, token)
+            if q is not None:
+                tried.append(token)
+        else:
+            return Outcome(path, draw(left, uniform()))
+
+
+def _at(q: Float[Tensor, " vocab"] | None, token: int) -> float | Tensor:
+    return 1.0 if q is None else q[token]
+
+
+def _residual(p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"] | None, token: int) -> Float[Tensor, " vocab"]:
+    """norm(max(0, p - q)); a deterministic proposal is a point mass."""
+    left = p.index_fill(0, torch.tensor([token], device=p.device), 0.0) if q is None else (p - q).clamp_(min=0)
+    total = left.sum()
+    # Where p equals q a rejection has probability 0, but for rounding: then p itself is the answer.
+    return left / total if total > 0 else p

@@ -1,0 +1,16 @@
+"""Drafters: what proposes tokens. A new one is a file in this folder and a line in `DRAFTERS`."""
+
+from __future__ import annotations
+
+from paceline.registry import Registry
+
+DRAFTERS = Registry(
+    "drafter",
+    "paceline.drafters",
+    {
+        "none": "paceline.drafters.none:NoDrafter",
+        "prompt-lookup": "paceline.drafters.prompt_lookup:PromptLookup",
+        "draft-model": "paceline.drafters.draft_model:DraftModel",
+        "layer-skip": "paceline.drafters.layer_skip:LayerSkip",
+    },
+)

@@ -1,0 +1,104 @@
+"""What a drafter is, and what it may know of the requests it drafts for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.drafters.tree import TokenTree
+from paceline.policies.base import StoppingPolicy
+from paceline.targets.cache import KVCache
+from paceline.targets.target import Target
+
+
+class Row(Protocol):
+    """A request as a drafter sees it."""
+
+    slot: int  # its row in the target's KV cache, and in the list given to `draft`
+    ids: list[int]  # prompt and output so far; the last is the root of the next tree
+    room: int  # most tokens worth drafting now: depth of the tree
+    policy: StoppingPolicy
+    state: Any  # the drafter's own, per request
+    sampling: bool  # False: greedy decoding, where a drafter proposes its argmax
+
+    def distribution(self, logits: Float[Tensor, " vocab"], drafted: list[int]) -> Float[Tensor, " vocab"]:
+        """Draft distribution q from the drafter's logits after `drafted`, under the request's own processors."""
+        ...
+
+    def draw(self, q: Float[Tensor, " vocab"]) -> int:
+        """A token from `q`: its argmax when greedy, else a sample."""
+        ...
+
+
+class Drafter:
+    """Proposes a `TokenTree` a round for every running request.
+
+    Options are keyword-only constructor arguments after the target. Per-request state belongs in `row.state`; per-run
+    buffers are made in `start`. `rows[i].slot == i` always, and the target's KV cache holds `row.ids[:-1]`.
+    """
+
+    #: The policy a user gets who names none.
+    default_policy = "fixed"
+    #: Hidden states the drafter wants of every committed token (see `Target.forward`).
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def max_nodes(self, depth: int) -> int:
+        """Most nodes a tree may have, root aside, when policies allow `depth`: sizes the KV cache."""
+        return depth
+
+    def start(self, cache: KVCache) -> None:
+        """A run begins over this (target) cache; allocate what needs its batch and capacity."""
+
+    def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
+        """A request joins: its prompt but the last token is in the cache; `hidden` are the prompt's `taps`."""
+
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        """One tree a row, no deeper than `row.room` and no longer than the row's policy wants."""
+        raise NotImplementedError
+
+    def observe(self, row: Row, tree: TokenTree, path: list[int], hidden: dict[int, Tensor]) -> None:
+        """A round's outcome: the accepted nodes, root first. `row.ids` already ends with the target's own token;
+        `hidden` are the `taps` at the accepted nodes, `[len(path), hidden]`."""
+
+    def move(self, source: int, target: int) -> None:
+        """The request in row `source` moves to row `target`."""
+
+
+class AutoregressiveDrafter(Drafter):
+    """A drafter that proposes a chain, one forward a token. Subclasses say what a forward is."""
+
+    source = "draft"
+
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Float[Tensor, "batch vocab"]:
+        """Draft logits behind each tree's last node. Rows that stopped drafting are passed too, for shape only."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        trees = [TokenTree.root(row.ids[-1]) for row in rows]
+        active = [row for row in rows if row.room > 0 and row.policy.more(0)]
+        depth = 0
+        while active:
+            logits = self.step(rows, trees, depth)
+            active = [row for row in active if self._extend(row, trees[row.slot], logits[row.slot], depth)]
+            depth += 1
+        return trees
+
+    def _extend(self, row: Row, tree: TokenTree, logits: Float[Tensor, " vocab"], depth: int) -> bool:
+        """Append the next token unless the policy stops; True if the row wants yet another."""
+        if not row.sampling and not row.policy.reads_q:
+            q, token = None, int(logits.argmax())
+        else:
+            q = row.distribution(logits, tree.tokens[1:])
+            if not row.policy.keep(q, depth):  # before the draw: it must not depend on the token
+                return False
+            token = row.draw(q)
+        tree.add(token, depth, self.source, q if row.sampling else None)
+        return depth + 1 < row.room and row.policy.more(depth + 1)

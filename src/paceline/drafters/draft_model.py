@@ -1,0 +1,79 @@
+"""Vanilla speculative decoding (Leviathan et al., 2023): a smaller model with the same tokenizer drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.drafters.base import AutoregressiveDrafter, Row
+from paceline.drafters.tree import TokenTree
+from paceline.registry import require
+from paceline.targets.cache import KVCache
+from paceline.targets.span import Span
+from paceline.targets.target import Target
+from paceline.targets.tokenizers import check_same_tokenizer
+
+
+class DraftModel(AutoregressiveDrafter):
+    """Args:
+    model: name, folder or hub id of the draft model, or a loaded `Target` of it (from Python).
+
+    Raises:
+        TokenizerMismatch: when its tokenizer is not the target's.
+    """
+
+    default_policy = "schedule"
+    source = "draft-model"
+
+    def __init__(self, target: Target, *, model: str = "") -> None:
+        super().__init__(target)
+        require(bool(model), "draft-model: say which model drafts, as in draft-model:model=NAME")
+        self.drafter = model if isinstance(model, Target) else _load(model, target)
+        self.cache: KVCache
+
+    def start(self, cache: KVCache) -> None:
+        self.cache = self.drafter.new_cache(cache.batch, cache.capacity)
+
+    def begin(self, row: Row, hidden: object) -> None:
+        own = self.cache.rows(row.slot, row.slot + 1)
+        own.lengths[0] = 0
+        self.drafter.prefill(row.ids[:-1], own)
+
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Float[Tensor, "batch vocab"]:
+        cache = self.cache.rows(0, len(rows))
+        # What the draft model has not seen: its own last token, and before the first also what the target added.
+        news = [
+            (row.ids[cache.lengths[row.slot] :] if depth == 0 else tree.tokens[-1:])
+            for row, tree in zip(rows, trees, strict=True)
+        ]
+        width = max(map(len, news))
+        ids = torch.tensor([new + new[-1:] * (width - len(new)) for new in news], device=self.drafter.device)
+        logits = self.drafter.forward(Span(ids, cache.lengths.copy()), cache).logits
+        counts = np.array([len(new) for new in news])
+        cache.lengths += counts
+        return fit_vocabulary(logits[range(len(rows)), counts - 1], self.target.vocab_size)
+
+    def observe(self, row: Row, tree: TokenTree, path: list[int], hidden: object) -> None:
+        # Of what the draft model has cached, the committed tokens before the target's own one are right.
+        self.cache.lengths[row.slot] = min(self.cache.lengths[row.slot], len(row.ids) - 1)
+
+    def move(self, source: int, target: int) -> None:
+        self.cache.move(source, target)
+
+
+def fit_vocabulary(logits: Float[Tensor, "batch drafter_vocab"], size: int) -> Float[Tensor, "batch size"]:
+    """Models that share a tokenizer may pad their output matrices differently; ids past the smaller are never used."""
+    missing = size - logits.shape[-1]
+    return logits[..., :size] if missing <= 0 else torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+
+
+def _load(name: str, target: Target) -> Target:
+    from paceline.targets import load_target  # loading pulls in transformers' auto classes
+
+    drafter = load_target(name, dtype=target.dtype, device=target.device)
+    check_same_tokenizer(target.tokenizer, drafter.tokenizer)
+    return drafter

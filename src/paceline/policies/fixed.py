@@ -1,0 +1,14 @@
+"""Always the same draft length."""
+
+from __future__ import annotations
+
+from paceline.policies.base import StoppingPolicy
+from paceline.registry import require
+
+
+class Fixed(StoppingPolicy):
+    """Draft `k` tokens every round; `k = 0` is plain decoding."""
+
+    def __init__(self, *, k: int = 5) -> None:
+        require(k >= 0, f"fixed: k must be >= 0, not {k}")
+        self.limit = k

@@ -1,0 +1,15 @@
+"""Stop when the drafter's best token is not likely enough: AdaEDL's baseline, with AdaEDL's adaptive lambda."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.policies.threshold import AdaptiveThreshold
+
+
+class MaxConfidence(AdaptiveThreshold):
+    """Stop when `max q < lambda`."""
+
+    def score(self, q: Float[Tensor, " vocab"]) -> float:
+        return q.max().item()

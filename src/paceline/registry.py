@@ -1,0 +1,113 @@
+"""Names of drafters and policies, and the method strings that combine them (`drafter[:options]+policy[:options]`)."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from paceline.errors import OptionError
+
+
+class Registry:
+    """Classes by name, imported when asked for; other packages add theirs through an entry-point group."""
+
+    def __init__(self, kind: str, group: str, builtin: dict[str, str]) -> None:
+        self.kind, self.group = kind, group
+        self._where = dict(builtin)
+
+    def __iter__(self) -> Iterator[str]:
+        plugins = (point.name for point in entry_points(group=self.group))
+        return iter(dict.fromkeys([*self._where, *plugins]))
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(self)
+
+    def add(self, name: str, where: str) -> None:
+        """Register `"module:Class"` under `name` for this process."""
+        self._where[name] = where
+
+    def get(self, name: str) -> type:
+        """The class called `name`. Raises OptionError for an unknown name."""
+        if name in self._where:
+            module, _, attribute = self._where[name].partition(":")
+            return getattr(import_module(module), attribute)
+        for point in entry_points(group=self.group, name=name):
+            return point.load()
+        raise OptionError(f"unknown {self.kind} '{name}'{_suggest(name, list(self))}")
+
+    def options(self, name: str) -> dict[str, inspect.Parameter]:
+        """The options a user may give: the class's keyword-only parameters, with resolved annotations."""
+        cls = self.get(name)
+        hints = get_type_hints(cls.__init__)
+        parameters = inspect.signature(cls).parameters.values()
+        return {p.name: p.replace(annotation=hints.get(p.name, str)) for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def parse(self, text: str) -> Spec:
+        """`name:key=value:key=value` -> Spec. Raises OptionError for unknown names, options and malformed values."""
+        name, *pairs = text.split(":")
+        known = self.options(name)
+        values: dict[str, Any] = {}
+        for pair in pairs:
+            key, equals, value = pair.partition("=")
+            key = key.replace("-", "_")
+            if not equals or key not in known:
+                raise OptionError(
+                    f"{self.kind} '{name}' has no option '{pair}'"
+                    + (f"; its options are {', '.join(known)}" if known else "; it takes none")
+                )
+            values[key] = _convert(value, known[key].annotation, f"option '{key}' of {self.kind} '{name}'")
+        return Spec(text, self.get(name), values)
+
+
+class Spec(NamedTuple):
+    """A class with its options, as a user wrote them."""
+
+    text: str
+    cls: type
+    options: dict[str, Any]
+
+    def build(self, *args: Any) -> Any:
+        return self.cls(*args, **self.options)
+
+
+def split_method(text: str, is_policy: Callable[[str], bool]) -> tuple[str, str | None]:
+    """`"eagle:k=2+adaedl:gamma=0.2"` -> `("eagle:k=2", "adaedl:gamma=0.2")`; the policy is None when left out.
+
+    The last `+` counts, so that a path in a drafter's option may hold one when a known policy follows.
+    """
+    drafter, plus, policy = text.rpartition("+")
+    if plus and (is_policy(policy.partition(":")[0]) or "=" not in drafter):
+        return drafter, policy
+    return text, None
+
+
+def _convert(text: str, annotation: Any, what: str) -> Any:
+    choices = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    if type(None) in choices and text.lower() == "none":
+        return None
+    for choice in choices:
+        try:
+            if choice is bool:
+                return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+            if choice in (int, float, str):
+                return choice(text)
+        except (ValueError, KeyError):
+            continue
+    names = " or ".join(getattr(choice, "__name__", str(choice)) for choice in choices if choice is not type(None))
+    raise OptionError(f"{what} must be {names}, not '{text}'")
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(known)}"
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise OptionError(message) unless the condition holds; for checking options in constructors."""
+    if not condition:
+        raise OptionError(message)

@@ -1,0 +1,105 @@
+"""The KV cache: one preallocated tensor, written in place, one length per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import Cache
+
+from paceline.targets.span import Span
+
+
+class CacheShape(NamedTuple):
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+class KVCache:
+    """Keys and values of `batch` requests.
+
+    Row `b` holds its committed tokens in slots `0 .. lengths[b]-1` (slot = position); the slots behind them are the
+    draft region that a verification pass writes and `commit` keeps a path of. `lengths` is a NumPy array, so that the
+    view `row(b)` shares it as it shares the storage.
+    """
+
+    def __init__(self, store: Float[Tensor, "layers 2 batch kv_heads capacity head_dim"], lengths: np.ndarray) -> None:
+        self.store = store
+        self.lengths = lengths
+
+    @classmethod
+    def allocate(
+        cls, shape: CacheShape, batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> KVCache:
+        size = (shape.layers, 2, batch, shape.kv_heads, capacity, shape.head_dim)
+        # Zeros, not empty: a slot that is masked out still enters 0 * value, and 0 * nan is nan.
+        return cls(torch.zeros(size, dtype=dtype, device=device), np.zeros(batch, dtype=np.int64))
+
+    @property
+    def batch(self) -> int:
+        return self.store.shape[2]
+
+    @property
+    def capacity(self) -> int:
+        return self.store.shape[4]
+
+    def rows(self, start: int, stop: int) -> KVCache:
+        """A view of the rows `start .. stop-1`."""
+        return KVCache(self.store[:, :, start:stop], self.lengths[start:stop])
+
+    def write(self, layer: int, span: Span, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store `[batch, kv_heads, width, head_dim]` at the span's slots; returns views of the slots `0 .. end-1`."""
+        key_store, value_store = self.store[layer, 0], self.store[layer, 1]
+        if span.batch == 1:
+            at = int(span.starts[0]) + span.offset
+            key_store[:, :, at : at + span.width] = keys
+            value_store[:, :, at : at + span.width] = values
+        else:
+            row = torch.arange(span.batch, device=keys.device)[:, None]
+            key_store[row, :, span.slots] = keys.transpose(1, 2)
+            value_store[row, :, span.slots] = values.transpose(1, 2)
+        return key_store[:, :, : span.end], value_store[:, :, : span.end]
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep, of each row's draft region, the nodes of `paths[row]` (ascending), as the row's next tokens."""
+        for row, path in enumerate(paths):
+            start, kept = int(self.lengths[row]), len(path)
+            moved = next((i for i, node in enumerate(path) if node != i), kept)  # what is in place stays
+            if moved < kept:
+                source = torch.tensor(path[moved:], device=self.store.device) + start
+                slots = self.store[:, :, row]
+                slots[:, :, :, start + moved : start + kept] = slots.index_select(3, source)
+            self.lengths[row] += kept
+
+    def move(self, source: int, target: int) -> None:
+        """Copy row `source` over row `target` (a request that ended makes room for the last one)."""
+        used = int(self.lengths[source])
+        self.store[:, :, target, :, :used] = self.store[:, :, source, :, :used]
+        self.lengths[target] = used
+
+
+class CacheWindow(Cache):
+    """One pass's view of a KVCache, in the form Hugging Face modules expect as `past_key_values`."""
+
+    def __init__(self, cache: KVCache, span: Span) -> None:
+        super().__init__(layers=[])
+        self.cache, self.span = cache, span
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        return self.cache.write(layer_idx, self.span, key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return int(self.span.starts.max()) + self.span.offset
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.span.end, 0
+
+    def __len__(self) -> int:
+        return self.cache.store.shape[0]

@@ -1,0 +1,85 @@
+"""Where a pass of the target stands: which tokens, at which positions and cache slots, seeing what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass
+class Span:
+    """`batch x width` new tokens over a KV cache in which row `b` holds `starts[b]` committed tokens.
+
+    The new tokens are written to the slots that follow the committed ones: node `i` of row `b` goes to slot
+    `starts[b] + offset + i`. The slots from `starts[b]` on are the row's *draft region*; a drafter that fills it
+    piece by piece passes the number of slots it has filled so far as `offset`.
+
+    A node sees every committed slot of its row and, of the draft region, the slots that `ancestors` says
+    (itself included); without `ancestors` the region is a chain and a node sees all slots up to its own.
+    Padding nodes are ordinary nodes whose results nobody reads: their slots are overwritten before they are seen.
+    """
+
+    ids: Int[Tensor, "batch width"]
+    starts: np.ndarray  # int64 [batch]
+    offset: int = 0
+    depths: Int[Tensor, "batch width"] | None = None  # below the region's first token; None: a chain
+    ancestors: Bool[Tensor, "batch width offset+width"] | None = None
+    _masks: dict[torch.dtype, Tensor | None] = field(default_factory=dict, repr=False)
+
+    @property
+    def batch(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.ids.shape[1]
+
+    @property
+    def end(self) -> int:
+        """One past the last cache slot any row touches."""
+        return int(self.starts.max()) + self.offset + self.width
+
+    @cached_property
+    def first(self) -> Int[Tensor, " batch"]:
+        return torch.from_numpy(self.starts.astype(np.int64)).to(self.ids.device)
+
+    @cached_property
+    def slots(self) -> Int[Tensor, "batch width"]:
+        steps = torch.arange(self.offset, self.offset + self.width, device=self.ids.device)
+        return self.first[:, None] + steps
+
+    @cached_property
+    def positions(self) -> Int[Tensor, "batch width"]:
+        return self.slots if self.depths is None else self.first[:, None] + self.depths
+
+    def mask(self, dtype: torch.dtype) -> Float[Tensor, "batch 1 width end"] | None:
+        """Additive attention mask over the slots `0 .. end-1`.
+
+        None where attention's own default says the same: one token over rows of equal length (sees everything),
+        or a chain over an empty cache (plain causal). Built once a span.
+        """
+        if dtype not in self._masks:
+            self._masks[dtype] = self._build_mask(dtype)
+        return self._masks[dtype]
+
+    def _build_mask(self, dtype: torch.dtype) -> Tensor | None:
+        level = bool((self.starts == self.starts[0]).all())
+        if self.ancestors is None and level and (self.width == 1 or self.end == self.width):
+            return None
+        slot = torch.arange(self.end, device=self.ids.device)
+        if self.ancestors is None:
+            seen = slot <= self.slots[:, :, None]
+        else:
+            committed = slot < self.first[:, None, None]
+            inside = slot - self.first[:, None, None]
+            region = self.offset + self.width
+            index = inside.clamp(0, region - 1).expand(-1, self.width, -1)
+            seen = committed | (self.ancestors.gather(2, index) & (inside >= 0) & (inside < region))
+        return torch.zeros(seen.shape, dtype=dtype, device=slot.device).masked_fill_(~seen, torch.finfo(dtype).min)[
+            :, None
+        ]

@@ -1,0 +1,285 @@
+"""The model being accelerated, seen as blocks: `embed -> layers[i:j] -> head`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from paceline.errors import ContextOverflow, UnsupportedModel
+from paceline.targets.cache import CacheShape, CacheWindow, KVCache
+from paceline.targets.families import FAMILIES, run_sublayers
+from paceline.targets.span import Span
+
+PREFILL_CHUNK = 512  # bounds the attention mask and the activations of a long prompt
+
+
+class PassOutput(NamedTuple):
+    logits: Float[Tensor, "batch width vocab"]
+    taps: dict[int, Float[Tensor, "batch width hidden"]]  # tap i: the hidden states that enter layer i
+
+
+class Target(ABC):
+    """A causal LM behind one interface, whatever runs it.
+
+    `has_blocks` says whether `embed`, `layers` and `head` work one by one; without them only `forward` does.
+    Layers are numbered as in the model; "tap i" is the hidden state entering layer i, so tap `num_layers` is the
+    input of the final norm.
+    """
+
+    has_blocks = True
+    tier = "reference"
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        config = model.config.get_text_config()
+        self.model, self.config, self.tokenizer = model, config, tokenizer
+        self.dtype, self.device = model.dtype, model.device
+        self.num_layers: int = config.num_hidden_layers
+        self.vocab_size: int = config.vocab_size
+        self.context: int = getattr(config, "max_position_embeddings", None) or 2**31
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """End-of-sequence ids, as the model's generation config (or else its config) names them."""
+        ids = self.model.generation_config.eos_token_id
+        ids = self.config.eos_token_id if ids is None else ids
+        return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+
+    @property
+    def name(self) -> str:
+        return self.config.name_or_path or self.config.model_type
+
+    # -- the block view --------------------------------------------------------------------------------------------
+    @abstractmethod
+    def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]: ...
+
+    @abstractmethod
+    def layers(
+        self,
+        hidden: Tensor,
+        span: Span,
+        cache: KVCache,
+        start: int,
+        stop: int,
+        skip: Collection[tuple[int, str]] = (),
+    ) -> Float[Tensor, "batch width hidden"]:
+        """Run layers `start .. stop-1`, writing their keys and values at the span's slots.
+
+        Args:
+            skip: sublayers to leave out, as `(layer, "attention" | "mlp")` (Draft & Verify's layer skipping).
+        """
+
+    @abstractmethod
+    def head(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        """Final norm and output matrix."""
+
+    def forward(self, span: Span, cache: KVCache, taps: Collection[int] = ()) -> PassOutput:
+        """One pass over the span: logits of every node, and the hidden states asked for."""
+        hidden, tapped = self._through(span, cache, taps)
+        return PassOutput(self.head(hidden), tapped)
+
+    def _through(self, span: Span, cache: KVCache, taps: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        hidden, at, tapped = self.embed(span), 0, {}
+        for tap in sorted({*taps, self.num_layers}):
+            hidden = self.layers(hidden, span, cache, at, tap)
+            at, tapped[tap] = tap, hidden
+        return hidden, {tap: tapped[tap] for tap in taps}
+
+    # -- what drafters and the engine build on ---------------------------------------------------------------------
+    @abstractmethod
+    def cache_shape(self) -> CacheShape: ...
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        return KVCache.allocate(self.cache_shape(), batch, capacity, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def prefill(
+        self, ids: list[int], cache: KVCache, taps: Collection[int] = (), chunk: int = PREFILL_CHUNK
+    ) -> dict[int, Float[Tensor, "tokens hidden"]]:
+        """Append `ids` to a one-row cache; returns the tapped hidden states. No logits are computed."""
+        pieces: dict[int, list[Tensor]] = {tap: [] for tap in taps}
+        for at in range(0, len(ids), chunk):
+            piece = torch.tensor([ids[at : at + chunk]], device=self.device)
+            tapped = self._prefill_pass(Span(piece, cache.lengths.copy()), cache, taps)
+            cache.lengths[0] += piece.shape[1]
+            for tap in taps:
+                pieces[tap].append(tapped[tap][0])
+        return {tap: torch.cat(parts) for tap, parts in pieces.items() if parts}
+
+    def _prefill_pass(self, span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
+        return self._through(span, cache, taps)[1]
+
+    def check_fits(self, prompt: int, new: int) -> None:
+        """Raises ContextOverflow when `prompt + new` tokens do not fit the model's context."""
+        if prompt + new > self.context:
+            raise ContextOverflow(
+                f"prompt of {prompt} tokens + {new} new tokens exceed the model's context of {self.context} tokens"
+            )
+
+
+class BlockTarget(Target):
+    """The reference tier: Hugging Face's own modules, layer by layer, with our cache, mask and positions."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        super().__init__(model, tokenizer)
+        self.family = FAMILIES[self.config.model_type]
+        self.decoder = getattr(model, self.family.decoder)
+
+    def cache_shape(self) -> CacheShape:
+        config = self.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        return CacheShape(self.num_layers, kv_heads, head_dim)
+
+    def embed(self, span: Span) -> Tensor:
+        return getattr(self.decoder, self.family.embed)(span.ids)
+
+    def layers(
+        self,
+        hidden: Tensor,
+        span: Span,
+        cache: KVCache,
+        start: int,
+        stop: int,
+        skip: Collection[tuple[int, str]] = (),
+    ) -> Tensor:
+        positions = span.positions.clamp(max=self.context - 1)  # padding nodes may lie behind the context's end
+        arguments = {
+            "attention_mask": span.mask(hidden.dtype),
+            "position_ids": positions,
+            "position_embeddings": self.decoder.rotary_emb(hidden, positions),
+            "use_cache": True,
+            self.family.cache_argument: CacheWindow(cache, span),
+        }
+        for index in range(start, stop):
+            layer = self.decoder.layers[index]
+            attention, mlp = (index, "attention") not in skip, (index, "mlp") not in skip
+            if attention and mlp:
+                hidden = layer(hidden, **arguments)
+            else:
+                hidden = run_sublayers(self.family, layer, hidden, attention, mlp, **arguments)
+        return hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return getattr(self.model, self.family.head)(getattr(self.decoder, self.family.norm)(hidden))
+
+
+class WholeTarget(Target):
+    """Any other causal LM, through its whole forward. Construction proves on a few tokens that the model honours
+    our mask, positions and cache, and refuses it otherwise."""
+
+    has_blocks = False
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        super().__init__(model, tokenizer)
+        self._shape = self._probe()
+        self._prove_trees()
+
+    def cache_shape(self) -> CacheShape:
+        return self._shape
+
+    def embed(self, span: Span) -> Tensor:
+        raise self._no_blocks()
+
+    def layers(self, *args: object, **kwargs: object) -> Tensor:
+        raise self._no_blocks()
+
+    def head(self, hidden: Tensor) -> Tensor:
+        raise self._no_blocks()
+
+    def forward(self, span: Span, cache: KVCache, taps: Collection[int] = (), keep: int = 0) -> PassOutput:
+        # This mask must be explicit: left out, the model would build one from its own idea of the cache's length.
+        mask = span.mask(self.dtype)
+        if mask is None:
+            seen = torch.arange(span.end, device=self.device) <= span.slots[:, :, None]
+            mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+            mask = mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[:, None]
+        out = self.model(
+            input_ids=span.ids,
+            attention_mask=mask,
+            position_ids=span.positions.clamp(max=self.context - 1),
+            past_key_values=CacheWindow(cache, span),
+            use_cache=True,
+            output_hidden_states=bool(taps),
+            logits_to_keep=keep,
+        )
+        return PassOutput(out.logits, {tap: out.hidden_states[tap] for tap in taps})
+
+    def _prefill_pass(self, span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
+        return self.forward(span, cache, taps, keep=1).taps
+
+    def _no_blocks(self) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{self.config.model_type} models run through their whole forward only: drafters that need the model's "
+            f"layers one by one (layer-skip, early-exit) support {', '.join(FAMILIES)}"
+        )
+
+    @torch.inference_mode()
+    def _probe(self) -> CacheShape:
+        """The shape of the model's cache, learned from one token."""
+        try:
+            cache = self.model(torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=True).past_key_values
+            shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in cache.layers}
+        except Exception as error:
+            raise UnsupportedModel(
+                f"{self.config.model_type} models keep no key/value cache we know: {error}"
+            ) from error
+        if len(shapes) != 1 or (shape := shapes.pop())[:2] != shape[2:]:
+            raise UnsupportedModel(f"{self.config.model_type}: key/value shapes that differ by layer are not supported")
+        return CacheShape(len(cache.layers), shape[0], shape[1])
+
+    @torch.inference_mode()
+    def _prove_trees(self) -> None:
+        """A two-branch tree behind a prefix must give what each branch gives alone."""
+        prefix, branches = [1, 2, 3], [[4, 5], [4, 6]]
+        cache = self.new_cache(1, 8)
+        try:
+            self.prefill(prefix, cache)
+            tree = torch.tensor([[4, 5, 6]], device=self.device)
+            ancestors = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], dtype=torch.bool, device=self.device)
+            depths = torch.tensor([[0, 1, 1]], device=self.device)
+            got = self.forward(Span(tree, cache.lengths.copy(), 0, depths, ancestors), cache).logits[0, 1:]
+            want = torch.stack(
+                [self.model(torch.tensor([prefix + branch], device=self.device)).logits[0, -1] for branch in branches]
+            )
+        except Exception as error:
+            raise UnsupportedModel(f"{self.config.model_type} models cannot run token trees: {error}") from error
+        if (got - want).abs().max() > 0.02 * want.abs().max() + 1e-3:
+            raise UnsupportedModel(
+                f"{self.config.model_type} models do not honour a tree mask and positions: drafts cannot be verified"
+            )
+
+
+def _refuse_windows(model: PreTrainedModel) -> None:
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if kinds - {"full_attention"} or (window and not kinds):
+        raise UnsupportedModel(
+            f"{config.model_type} with sliding-window or other non-full attention is not supported yet"
+            + (f" (sliding_window={window}; config.sliding_window=None turns it off)" if window else "")
+        )
+
+
+def as_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Target:
+    """The reference target of a Hugging Face model.
+
+    Raises:
+        UnsupportedModel: sliding-window or stateful attention, flash attention, or a model that cannot run trees.
+    """
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{model.config.model_type} is an encoder-decoder, not a causal LM")
+    if model.config._attn_implementation not in ("sdpa", "eager"):
+        raise UnsupportedModel(
+            f"attention implementation '{model.config._attn_implementation}' takes no tree mask: "
+            "load the model with attn_implementation='sdpa'"
+        )
+    _refuse_windows(model)
+    model.eval()
+    blocks = model.config.get_text_config().model_type in FAMILIES
+    return (BlockTarget if blocks else WholeTarget)(model, tokenizer)
