@@ -39,3 +39,7 @@ class ContextOverflow(PacelineError):
 
 class OptionError(PacelineError):
     """A drafter, policy or other option is unknown or has an invalid value."""
+
+
+class NativeUnavailable(PacelineError):
+    """The native tier cannot be built or used here; the torch tier can."""
