@@ -1,0 +1,38 @@
+"""Shared by all tests: a tiny Llama with a byte-level tokenizer, in memory and as a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny import byte_tokenizer, small_llama
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level: every text can be written, any id below 257 read."""
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> LlamaForCausalLM:
+    """3 layers, hidden 32, grouped-query attention, context 256, vocabulary 257, float64. Do not change it."""
+    return small_llama()
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny_llama` in float32 and `tiny_tokenizer`, saved as a Hugging Face model folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    small_llama().float().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty `PACELINE_CACHE` of the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("PACELINE_CACHE", str(folder))
+    return folder
