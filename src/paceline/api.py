@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,7 +20,7 @@ from paceline.errors import OptionError
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
 from paceline.registry import Spec, require, split_method
-from paceline.targets import Target, as_target, load_target
+from paceline.targets import DEFAULT_TIER, Target, load_target, make_target
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 
@@ -79,7 +79,8 @@ class LLM:
             ContextOverflow: prompt and new tokens do not fit the context.
         """
         several = _is_batch(prompt)
-        requests = self.requests(prompt if several else [prompt], chat=chat, **sampling)  # type: ignore[list-item]
+        prompts = cast(list[Prompt], prompt if several else [prompt])
+        requests = self.requests(prompts, chat=chat, **sampling)
         for _ in self.engine.run(requests, batch):
             pass
         outputs = [self._output(request) for request in requests]
@@ -106,16 +107,17 @@ class LLM:
 
     def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
         """Token ids of a prompt; raises OptionError when it is empty."""
-        require(len(prompt) > 0, "the prompt is empty")
-        if not isinstance(prompt, str) and not isinstance(prompt[0], dict):
-            return [int(token) for token in prompt]  # type: ignore[call-overload]
+        require(len(prompt) > 0 and (not isinstance(prompt, str) or bool(prompt.strip())), "the prompt is empty")
         if isinstance(prompt, str):
-            require(bool(prompt.strip()), "the prompt is empty")
             if not (bool(self.tokenizer.chat_template) if chat is None else chat):
                 return self.tokenizer.encode(prompt)
             prompt = [{"role": "user", "content": prompt}]
-        require(bool(self.tokenizer.chat_template), "this model's tokenizer has no chat template")
-        return self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+        if isinstance(prompt[0], dict):
+            require(bool(self.tokenizer.chat_template), "this model's tokenizer has no chat template")
+            messages = cast(list[dict[str, str]], prompt)
+            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            return cast(list[int], ids)
+        return [int(token) for token in cast(Sequence[int], prompt)]
 
     def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None) -> Request:
         ids = self.encode(prompt, chat)
@@ -150,6 +152,7 @@ def load(
     verifier: str = "auto",
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
+    tier: str | None = None,
     **source: Any,
 ) -> LLM:
     """Load a model to decode with a drafter and a stopping policy.
@@ -161,6 +164,8 @@ def load(
         tokenizer: of a model passed as an object.
         verifier: "auto", "match" or "rejection": see `Request`.
         dtype, device: as for `from_pretrained`; dtype default is the checkpoint's.
+        tier: how the target pass runs (see `paceline.targets.TIERS`); default the fast one for a model loaded here,
+            "reference" for one passed as an object, whose weights other tiers would take over.
         **source: `revision`, `trust_remote_code`.
 
     Raises:
@@ -170,9 +175,9 @@ def load(
     if isinstance(drafter, str):
         _parse(drafter, policy)  # refuse bad names before a model is loaded
     if isinstance(model, str):
-        target = load_target(model, dtype=dtype, device=device, **source)
+        target = load_target(model, dtype=dtype, device=device, tier=tier or DEFAULT_TIER, **source)
     else:
-        target = as_target(model, tokenizer)
+        target = make_target(model, tokenizer, tier or "reference")
     return _assemble(target, drafter, policy, verifier)
 
 

@@ -43,7 +43,7 @@ class Registry:
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """The options a user may give: the class's keyword-only parameters, with resolved annotations."""
         cls = self.get(name)
-        hints = get_type_hints(cls.__init__)
+        hints = get_type_hints(cls.__init__)  # type: ignore[misc]
         parameters = inspect.signature(cls).parameters.values()
         return {p.name: p.replace(annotation=hints.get(p.name, str)) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
@@ -68,7 +68,7 @@ class Spec(NamedTuple):
     """A class with its options, as a user wrote them."""
 
     text: str
-    cls: type
+    cls: Any
     options: dict[str, Any]
 
     def build(self, *args: Any) -> Any:

@@ -121,7 +121,7 @@ class NodeProcessors:
         scores = logits.float()
         for processor in self.processors:
             if isinstance(processor, HISTORY_FREE):
-                scores = processor(None, scores)
+                scores = processor(None, scores)  # type: ignore[arg-type]  # it does not look
             else:
                 scores = self._by_history(processor, scores, history, paths)
         return scores

@@ -39,7 +39,7 @@ class TextStream:
         return self._take(len(self.text))
 
     def _decode(self, start: int, stop: int) -> str:
-        return self.tokenizer.decode(self._ids[start:stop], skip_special_tokens=True)
+        return str(self.tokenizer.decode(self._ids[start:stop], skip_special_tokens=True))
 
     def _append(self, piece: str) -> None:
         longest = max(map(len, self.stop), default=0)

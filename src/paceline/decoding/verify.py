@@ -74,7 +74,8 @@ def tree_rejection(tree: TokenTree, p: Float[Tensor, "nodes vocab"], uniform: Un
     """
     path = [0]
     while True:
-        left, tried = p[path[-1]], []
+        left = p[path[-1]]
+        tried: list[int] = []
         for child in tree.children(path[-1]):
             token, q = tree.tokens[child], tree.q[child]
             if q is not None and tried and not tree.replacement:

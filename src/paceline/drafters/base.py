@@ -20,10 +20,14 @@ class Row(Protocol):
 
     slot: int  # its row in the target's KV cache, and in the list given to `draft`
     ids: list[int]  # prompt and output so far; the last is the root of the next tree
-    room: int  # most tokens worth drafting now: depth of the tree
     policy: StoppingPolicy
     state: Any  # the drafter's own, per request
     sampling: bool  # False: greedy decoding, where a drafter proposes its argmax
+
+    @property
+    def room(self) -> int:
+        """Most tokens worth drafting now: depth of the tree."""
+        ...
 
     def distribution(self, logits: Float[Tensor, " vocab"], drafted: list[int]) -> Float[Tensor, " vocab"]:
         """Draft distribution q from the drafter's logits after `drafted`, under the request's own processors."""

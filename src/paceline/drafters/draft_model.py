@@ -74,6 +74,6 @@ def fit_vocabulary(logits: Float[Tensor, "batch drafter_vocab"], size: int) -> F
 def _load(name: str, target: Target) -> Target:
     from paceline.targets import load_target  # loading pulls in transformers' auto classes
 
-    drafter = load_target(name, dtype=target.dtype, device=target.device)
+    drafter = load_target(name, dtype=target.dtype, device=target.device, tier=target.tier)
     check_same_tokenizer(target.tokenizer, drafter.tokenizer)
     return drafter

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def run_sublayers(
-    family: Family, layer: nn.Module, hidden: Tensor, attention: bool, mlp: bool, **arguments: object
+    family: Family, layer: Any, hidden: Tensor, attention: bool, mlp: bool, **arguments: object
 ) -> Tensor:
     """A decoder layer with its attention or MLP sublayer left out (the residual passes by it).
 
