@@ -60,8 +60,7 @@ class Engine:
             emitted = row.accept(tree, outcome)
             accepted = len(outcome.path) - 1
             row.policy.observe(tree.depth, accepted)
-            hidden = {tap: states[row.slot, outcome.path] for tap, states in out.taps.items()}
-            self.drafter.observe(row, tree, outcome.path, hidden)
+            self.drafter.observe(row, tree, outcome.path, out.row(row.slot, len(tree)))
             kept = min(accepted, len(emitted))
             row.stats.rounds.append(Round(tree.drafted, tree.depth, kept, len(emitted), clock.seconds))
         clock.lap("other")

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.drafters.tree import TokenTree
 from paceline.policies.base import StoppingPolicy
 from paceline.targets.cache import KVCache
-from paceline.targets.target import Target
+from paceline.targets.target import PassOutput, Target
 
 
 class Row(Protocol):
@@ -67,9 +67,12 @@ class Drafter:
         """One tree a row, no deeper than `row.room` and no longer than the row's policy wants."""
         raise NotImplementedError
 
-    def observe(self, row: Row, tree: TokenTree, path: list[int], hidden: dict[int, Tensor]) -> None:
-        """A round's outcome: the accepted nodes, root first. `row.ids` already ends with the target's own token;
-        `hidden` are the `taps` at the accepted nodes, `[len(path), hidden]`."""
+    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        """A round's outcome: the accepted nodes, root first. `row.ids` already ends with the target's own token.
+
+        Args:
+            out: the target's pass at this tree: logits `[nodes, vocab]`, and the drafter's taps `[nodes, hidden]`.
+        """
 
     def move(self, source: int, target: int) -> None:
         """The request in row `source` moves to row `target`."""

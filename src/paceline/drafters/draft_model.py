@@ -57,7 +57,7 @@ class DraftModel(AutoregressiveDrafter):
         cache.lengths += counts
         return fit_vocabulary(logits[range(len(rows)), counts - 1], self.target.vocab_size)
 
-    def observe(self, row: Row, tree: TokenTree, path: list[int], hidden: object) -> None:
+    def observe(self, row: Row, tree: TokenTree, path: list[int], out: object) -> None:
         # Of what the draft model has cached, the committed tokens before the target's own one are right.
         self.cache.lengths[row.slot] = min(self.cache.lengths[row.slot], len(row.ids) - 1)
 
