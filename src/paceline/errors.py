@@ -43,3 +43,7 @@ class OptionError(PacelineError):
 
 class NativeUnavailable(PacelineError):
     """The native tier cannot be built or used here; the torch tier can."""
+
+
+class CorpusError(PacelineError):
+    """A text corpus is missing, empty, not readable as text, or malformed."""

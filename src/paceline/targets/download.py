@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,15 +17,9 @@ from paceline.errors import DiskFull, DownloadError, IntegrityError
 from paceline.targets.store import sha256
 
 PYPI = "https://pypi.org"
-_OFFLINE = (
-    "Failed to establish",
-    "NameResolution",
-    "name resolution",
-    "Name or service",
-    "unreachable",
-    "refused",
+_OFFLINE = re.compile(  # what pip prints when nobody answers
+    r"Failed to establish|name resolution|NameResolution|unreachable|refused|timed out|ProxyError|Connection aborted"
 )
-_OFFLINE += ("timed out", "ProxyError", "Connection aborted")
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ def _size(folder: Path) -> int:
 def _explain(wheel: Wheel, text: str) -> Exception:
     if "No space left" in text:
         return DiskFull(f"the disk is full: could not download {wheel}")
-    if any(sign in text for sign in _OFFLINE):
+    if _OFFLINE.search(text):
         return DownloadError(f"no network: the package index cannot be reached to download {wheel}")
     last = [line for line in text.splitlines() if line.startswith("ERROR")] or text.splitlines()[-1:] or ["no reason"]
     return DownloadError(f"pip could not download {wheel}: {last[-1].removeprefix('ERROR: ')}")

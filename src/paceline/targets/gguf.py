@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from gguf import GGUFReader
 from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils.quantization_config import GgufConfig
 
 from paceline.errors import IntegrityError, ModelError, UnsupportedModel
-from paceline.targets.loading import first_line, quiet, require_causal
+from paceline.targets.loading import first_line, quiet, read_weights, require_causal
 from paceline.targets.store import need
 
 STEPS = 4
@@ -24,36 +24,35 @@ STEPS = 4
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
 
 
-def convert(gguf: Path, out: Path, step: Callable[[int], None]) -> dict[str, Any]:
+def convert(gguf: Path, out: Path, name: str, step: Callable[[int], None]) -> dict[str, Any]:
     """Write config, tokenizer and fp32 weights of `gguf` into the folder `out`; returns facts for its manifest.
 
-    `step` is told how many of the `STEPS` are done. Raises `IntegrityError` for a file that cannot be read,
-    `UnsupportedModel` for one that is no causal language model or has no tokenizer, `DiskFull`.
+    `name` stands for the file in messages; `step` is told how many of the `STEPS` are done. Raises `IntegrityError`
+    for a file that cannot be read, `UnsupportedModel` for one that is no causal language model or has no tokenizer,
+    `DiskFull`.
     """
     with gguf.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise IntegrityError(f"{gguf} is not a GGUF file")
+            raise IntegrityError(f"{name} is not a GGUF file")
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     # its reader draws a tqdm bar that no setting turns off
-    with _told(gguf), quiet(), contextlib.redirect_stderr(io.StringIO()):
+    with _told(name), quiet(), contextlib.redirect_stderr(io.StringIO()):
         reader = GGUFReader(gguf)
         config = AutoConfig.from_pretrained(**where)
-        require_causal(config, str(gguf))
+        require_causal(config, name)
         step(1)
         if reader.get_field("tokenizer.ggml.tokens") is None:
-            raise UnsupportedModel(f"{gguf} has no tokenizer")
+            raise UnsupportedModel(f"{name} has no tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(**where)
         _correct(tokenizer, config, reader)
         step(2)
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model = read_weights(
+            name,
             **where,
             config=config,
             dtype=torch.float32,
             quantization_config=GgufConfig(gguf.name, dequantize=True),
-            output_loading_info=True,
         )
-    if info["missing_keys"]:
-        raise IntegrityError(f"{gguf} lacks weights, among them {min(info['missing_keys'])}")
     step(3)
     need(out, sum(p.numel() * p.element_size() for p in model.parameters()), "the converted model")
     with quiet():
@@ -75,7 +74,7 @@ def _correct(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, reade
 
 
 @contextlib.contextmanager
-def _told(gguf: Path) -> Iterator[None]:
+def _told(name: str) -> Iterator[None]:
     """The readers raise whatever a cut or odd file makes them stumble over: one line instead."""
     try:
         yield
@@ -83,5 +82,5 @@ def _told(gguf: Path) -> Iterator[None]:
         raise
     except Exception as error:
         if "not supported" in str(error):
-            raise UnsupportedModel(f"{gguf}: {first_line(error)}") from error
-        raise IntegrityError(f"{gguf} cannot be read (is it cut short?): {first_line(error)}") from error
+            raise UnsupportedModel(f"{name}: {first_line(error)}") from error
+        raise IntegrityError(f"{name} cannot be read (is it cut short?): {first_line(error)}") from error

@@ -19,7 +19,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 from transformers.utils import logging as hf_logging
 
-from paceline.errors import IntegrityError, ModelError, OptionError, PacelineError, UnsupportedModel
+from paceline.errors import DiskFull, IntegrityError, ModelError, OptionError, PacelineError, UnsupportedModel
+from paceline.targets.store import is_full
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
@@ -47,12 +48,9 @@ def load(
         with _told(name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(**where)
         with _told(name, "weights"):
-            model, info = AutoModelForCausalLM.from_pretrained(
-                **where, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
-            )
-    if info["missing_keys"]:
-        raise IntegrityError(f"{name} lacks weights, among them {min(info['missing_keys'])}")
-    return model.to(device).eval(), tokenizer
+            model = read_weights(name, **where, config=config, dtype=dtype, use_safetensors=True)
+    torch.nn.Module.to(model, device)  # transformers' own `to` hides its signature from type checkers
+    return model.eval(), tokenizer
 
 
 def placement(dtype: torch.dtype | str | None, device: torch.device | str) -> tuple[torch.dtype | str, torch.device]:
@@ -71,6 +69,15 @@ def placement(dtype: torch.dtype | str | None, device: torch.device | str) -> tu
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise OptionError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or float64")
     return kind, place
+
+
+def read_weights(name: str, **where: Any) -> PreTrainedModel:
+    """`AutoModelForCausalLM.from_pretrained(**where)`; missing weights, which it fills at random, are an error."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(**where, output_loading_info=True)
+    model, info = loaded
+    if info["missing_keys"]:
+        raise IntegrityError(f"{name} lacks weights, among them {min(info['missing_keys'])}")
+    return model
 
 
 def require_causal(config: PretrainedConfig, name: str, trust_remote_code: bool = False) -> None:
@@ -117,4 +124,6 @@ def _told(name: str, what: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
+        if is_full(error):  # while the hub's files come in
+            raise DiskFull(f"the disk is full: could not fetch {name}") from error
         raise ModelError(f"cannot load the {what} of {name}: {first_line(error)}") from error

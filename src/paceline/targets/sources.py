@@ -69,15 +69,15 @@ def resolve(
     `OptionError` for a revision of anything but a hub id.
     """
     name = os.fspath(name)
-    path = Path(name).expanduser()
-    known = name.lower() in NAMED
-    if revision is not None and (known or path.exists()):
+    path = Path(os.path.expanduser(name))
+    known, is_file, is_folder = name.lower() in NAMED, os.path.isfile(path), bool(name) and os.path.isdir(path)
+    if revision is not None and (known or is_file or is_folder):
         raise OptionError(f"a revision is for models of the hub, {name} is local")
     if known:
         return _named(name.lower(), progress, verify)
-    if path.is_file() and path.suffix == ".gguf":
+    if is_file and path.suffix == ".gguf":
         return _file(name, path, progress, verify)
-    if name and path.is_dir():
+    if is_folder:
         return _folder(name, path, progress, verify)
     return _hub(name, revision)
 
@@ -194,7 +194,7 @@ def _converted(
                 obtain(work, gguf, stage)
             if store.sha256(gguf) != gguf_sha256:
                 raise IntegrityError(f"the GGUF file of {name} does not have SHA-256 {gguf_sha256[:12]}…")
-            made = convert(gguf, work, stage(f"Converting {stem} (once)", STEPS))
+            made = convert(gguf, work, name, stage(f"Converting {stem} (once)", STEPS))
         return {"name": stem, "gguf_sha256": gguf_sha256, **facts, **made}
 
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", stem)[:60].strip(".-")

@@ -90,6 +90,11 @@ def need(folder: Path, size: int, what: str) -> None:
         )
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether the disk was full; safetensors says so only in its text."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+
+
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
     """Turn the system's errors while `folder` is written into `DiskFull` or `ModelError`."""
@@ -98,8 +103,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
-        # safetensors reports the system's error only in its text
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+        if is_full(error):
             raise DiskFull(f"the disk of {folder} is full: make room, or set PACELINE_CACHE") from error
         if isinstance(error, OSError):
             place = error.filename or folder
