@@ -1,10 +1,43 @@
 """paceline: faster decoding of any Hugging Face causal language model, without changing its output."""
 
-from paceline.api import LLM, Output, load
-from paceline.decoding.sampling import SamplingParams
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from paceline.drafters import DRAFTERS
 from paceline.errors import PacelineError
 from paceline.policies import POLICIES
 from paceline.version import __version__
 
-__all__ = ["DRAFTERS", "LLM", "POLICIES", "Output", "PacelineError", "SamplingParams", "__version__", "load"]
+if TYPE_CHECKING:
+    from paceline.api import LLM, Output, load
+    from paceline.decoding.sampling import SamplingParams
+    from paceline.integrations.transformers import custom_generate
+
+__all__ = [
+    "DRAFTERS",
+    "LLM",
+    "POLICIES",
+    "Output",
+    "PacelineError",
+    "SamplingParams",
+    "__version__",
+    "custom_generate",
+    "load",
+]
+
+_LAZY = {
+    "LLM": "api",
+    "Output": "api",
+    "load": "api",
+    "SamplingParams": "decoding.sampling",
+    "custom_generate": "integrations.transformers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch and transformers, which takes seconds, when something that needs them is first asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(import_module(f"paceline.{_LAZY[name]}"), name)

@@ -1,0 +1,90 @@
+"""The `paceline` program: its commands, and how their errors are told."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from paceline.cli import bench, chat, generate, methods, profile
+from paceline.errors import PacelineError
+from paceline.version import __version__
+
+# Command modules import torch and transformers inside their functions only: `--help` and typing errors are instant.
+app = typer.Typer(
+    help="Faster decoding of any Hugging Face causal language model, without changing its output.",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("profile")(profile.profile)
+app.command("bench")(bench.bench)
+app.command("drafters")(methods.drafters)
+app.command("policies")(methods.policies)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code: 0, 1 (an error), 2 (wrong usage) or 130 (interrupted)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if "--" in words else len(words)
+    debug = "--debug" in words[:end]
+    words = [word for word in words[:end] if word != "--debug"] + words[end:]
+    _quiet(debug)
+    try:
+        code = app(words, prog_name="paceline", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:  # whoever read our output has gone: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except (PacelineError, typer.TyperException, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {_line(error)}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+
+
+def _line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context else ""
+    return " ".join(text.split()) + hint
+
+
+def _quiet(debug: bool) -> None:
+    """Keep the libraries' chatter off the terminal, and never fail for a character it cannot show."""
+    if not debug and not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

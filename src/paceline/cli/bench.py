@@ -1,0 +1,70 @@
+"""`paceline bench`: methods side by side under one clock."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+from rich.console import Console
+from typer import Option
+
+from paceline.cli.console import print_json
+from paceline.cli.options import Source, grouped
+from paceline.errors import OptionError
+
+
+@grouped
+def bench(
+    source: Source,
+    suite: Annotated[str, Option("--suite", help="JSONL file, folder of such files, or id of a dataset on the hub.")],
+    out: Annotated[str, Option("--out", "-o", help="Folder of the results; a run that was stopped goes on there.")],
+    methods: Annotated[
+        str, Option("--methods", help="Comma-separated: ar (plain decoding), hf, hf-lookup, …, DRAFTER[+POLICY].")
+    ] = "ar,hf,prompt-lookup",
+    tasks: Annotated[str, Option("--tasks", help="Only these, comma-separated.")] = "",
+    limit: Annotated[int | None, Option("--limit", min=1, help="First prompts of each task.")] = None,
+    turns: Annotated[int, Option("--turns", min=1, help="User turns of each conversation.")] = 1,
+    max_new_tokens: Annotated[int, Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.")] = 128,
+    temperature: Annotated[
+        str, Option("--temperature", "-t", help="Comma-separated; 0 is greedy decoding, where ids are compared.")
+    ] = "0",
+    top_k: Annotated[int, Option("--top-k", min=0, help="0: off.")] = 0,
+    top_p: Annotated[float, Option("--top-p", help="1: off.")] = 1.0,
+    min_p: Annotated[float, Option("--min-p", help="0: off.")] = 0.0,
+    batch: Annotated[int, Option("--batch", "-b", min=1, help="Prompts decoded at a time.")] = 1,
+    seed: Annotated[int, Option("--seed", min=0, max=2**32 - 1, help="Of sampling.")] = 0,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="A table for each task, too.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure methods on the same prompts, interleaved, and check that they give plain decoding's output."""
+    from paceline.bench import BenchConfig, print_summary, run
+
+    summary = run(
+        BenchConfig(
+            suite=suite,
+            out=out,
+            methods=methods,
+            tasks=tasks,
+            limit=limit,
+            turns=turns,
+            max_new_tokens=max_new_tokens,
+            temperatures=_numbers(temperature),
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            batch=batch,
+            seed=seed,
+            **asdict(source),
+        )
+    )
+    if as_json:
+        print_json({"out": str(summary.out), "rows": summary.rows})
+    else:
+        print_summary(summary, Console(), verbose)
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise OptionError(f"--temperature takes numbers with commas between them, not '{text}'") from error

@@ -1,0 +1,164 @@
+"""Plain decoding and a method on one prompt, side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli.console import Palette, as_result, fancy, harmless, summary
+from paceline.cli.pieces import Piece, pieces
+
+if TYPE_CHECKING:
+    from paceline.api import LLM
+    from paceline.decoding.request import Request
+
+PLAIN = "plain decoding"
+SIDE_BY_SIDE = 72  # columns; narrower terminals get one panel above the other
+PROMPT_LINES = 8  # more are cut
+REFRESH = 8  # redraws a second, whatever is decoded: drawing must not favour whoever needs fewer rounds
+
+
+@dataclass
+class Side:
+    """One of the two runs, as far as it has come."""
+
+    title: str
+    llm: LLM
+    request: Request
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    def run(self) -> None:
+        for news in pieces(self.llm, self.request):
+            self.pieces += news
+
+    def status(self) -> str:
+        """Speed and acceptance so far."""
+        stats = self.request.stats
+        seconds = stats.seconds if self.request.finish_reason else stats.prefill_seconds + sum(stats.split.values())
+        if not stats.tokens:
+            return ""
+        return f"{stats.tokens} tokens · {stats.tokens / seconds:.1f} tokens/s · tau {stats.tau:.2f}"
+
+
+def sides(llm: LLM, ids: list[int], params: dict[str, Any], title: str) -> tuple[Side, Side]:
+    """Both runs, ready to start: with one seed, and behind a short warm-up each, so that neither pays for first use."""
+    import torch
+
+    if params["seed"] is None:
+        params = params | {"seed": int(torch.randint(2**31, ()))}
+
+    def side(name: str, decoder: LLM) -> Side:
+        decoder.generate(ids, max_new_tokens=min(8, params["max_new_tokens"]))
+        return Side(name, decoder, decoder.requests([ids], **params)[0])
+
+    return side(PLAIN, llm.method("none")), side(title, llm)
+
+
+def compare_runs(llm: LLM, ids: list[int], params: dict[str, Any]) -> dict[str, Any]:
+    """Both runs without a display, for `--json`."""
+    plain, method = sides(llm, ids, params, "")
+    plain.run()
+    method.run()
+    difference = _first_difference(plain, method)
+    return {
+        "plain": as_result(plain.request, plain.text),
+        "paceline": as_result(method.request, method.text),
+        "speedup": _speedup(plain, method),
+        "identical": difference is None,
+        "first_difference": difference,
+    }
+
+
+def show_comparison(
+    console: Console, llm: LLM, ids: list[int], params: dict[str, Any], prompt: str, title: str
+) -> None:
+    """Plain decoding first, then the method, each streaming into its panel; plain lines where panels cannot be."""
+    plain, method = both = sides(llm, ids, params, title)
+    if fancy(console):
+        palette = Palette()
+        console.print(_prompt(console, prompt))
+        with Live(
+            get_renderable=lambda: _panels(console, both, palette, console.height - 2),
+            console=console,
+            refresh_per_second=REFRESH,
+            transient=True,
+        ):
+            plain.run()
+            method.run()
+        console.print(_panels(console, both, palette), palette.legend(Counter(method.request.stats.sources)))
+    else:
+        for side in both:
+            side.run()
+            console.print(f"--- {side.title}", Text(harmless(side.text)), "", sep="\n", markup=False, soft_wrap=True)
+    for side in both:
+        console.print(f"{side.title}: {summary(side.request.stats)}", markup=False)
+    console.print(_verdict(plain, method), style="bold" if fancy(console) else None)
+
+
+def _panels(console: Console, both: tuple[Side, Side], palette: Palette, height: int | None = None) -> RenderableType:
+    """The two panels; with a `height` in lines, as much of their texts' ends as fits into it."""
+    beside = console.width >= SIDE_BY_SIDE
+    width = (console.width // 2 if beside else console.width) - 4  # borders and padding
+    lines = None if height is None else (height if beside else height // 2) - 2
+    panels = [
+        Panel(
+            _tail(console, palette.text(side.pieces), width, lines),
+            title=Text(side.title),
+            subtitle=Text(side.status()),
+            border_style="dim",
+        )
+        for side in both
+    ]
+    if not beside:
+        return Group(*panels)
+    grid = Table.grid(expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(ratio=1)
+    grid.add_row(*panels)
+    return grid
+
+
+def _tail(console: Console, text: Text, width: int, lines: int | None) -> Text:
+    if lines is None:
+        return text
+    return Text("\n").join(text.wrap(console, width)[-max(lines, 1) :])
+
+
+def _prompt(console: Console, prompt: str) -> Panel:
+    lines = Text(harmless(prompt.strip())).wrap(console, console.width - 4)
+    shown = Text("\n").join(lines[:PROMPT_LINES])
+    if len(lines) > PROMPT_LINES:
+        shown.append(f"\n… {len(lines) - PROMPT_LINES} more lines", "dim")
+    return Panel(shown, title="prompt", border_style="dim")
+
+
+def _verdict(plain: Side, method: Side) -> str:
+    speed = f"{_speedup(plain, method):.2f} times the speed of plain decoding"
+    difference = _first_difference(plain, method)
+    if difference is None:
+        return f"{speed}; the token ids are identical."
+    if method.request.sampling:
+        return f"{speed}; sampled from the same distribution, the texts part at token {difference + 1}."
+    return f"{speed}; the token ids differ from token {difference + 1} on."
+
+
+def _speedup(plain: Side, method: Side) -> float:
+    return method.request.stats.tokens_per_s / plain.request.stats.tokens_per_s
+
+
+def _first_difference(plain: Side, method: Side) -> int | None:
+    """Index of the first token that differs; None when the outputs are identical."""
+    pairs = zip_longest(plain.request.output, method.request.output)
+    return next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), None)

@@ -1,0 +1,98 @@
+"""What commands print: coloured pieces, statistics, results as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from paceline.cli.pieces import Piece, pieces
+
+if TYPE_CHECKING:
+    from paceline.api import LLM
+    from paceline.decoding.request import Request
+    from paceline.decoding.stats import Stats
+
+TARGET = "target"
+_COLOURS = ("cyan", "magenta", "yellow", "green", "blue")
+_HARMLESS = {code: 0xFFFD for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
+
+
+def fancy(console: Console) -> bool:
+    """Whether the console takes colours and redrawing: a terminal, and NO_COLOR is not set."""
+    return console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR")
+
+
+def harmless(text: str) -> str:
+    """Text fit for a terminal: a model may write control characters, and those must not drive it."""
+    return text.translate(_HARMLESS)
+
+
+class Palette:
+    """A colour for each drafter, in order of appearance; the target's tokens keep the terminal's own."""
+
+    def __init__(self) -> None:
+        self.styles: dict[str, str] = {TARGET: "default"}
+
+    def style(self, source: str) -> str:
+        return self.styles.setdefault(source, _COLOURS[(len(self.styles) - 1) % len(_COLOURS)])
+
+    def text(self, pieces: Iterable[Piece]) -> Text:
+        text = Text()
+        for piece in pieces:
+            text.append(harmless(piece.text), self.style(piece.source))
+        return text
+
+    def legend(self, counts: Mapping[str, int]) -> Text:
+        """Who proposed how many tokens."""
+        text = Text("tokens proposed by  ", "dim")
+        for source, count in counts.items():
+            text.append(f"■ {source} {count}  ", self.style(source))
+        return text
+
+
+def write(llm: LLM, request: Request, colour: bool) -> None:
+    """Run the request, its text going to standard output as it comes."""
+    console, palette, text = Console(highlight=False), Palette(), ""
+    coloured, terminal = colour and fancy(console), sys.stdout.isatty()
+    for news in pieces(llm, request):
+        text = "".join(piece.text for piece in news)
+        if coloured:
+            console.print(palette.text(news), end="", soft_wrap=True)
+        else:
+            sys.stdout.write(harmless(text) if terminal else text)
+        sys.stdout.flush()
+    if terminal or not text.endswith("\n"):
+        print(flush=True)
+
+
+def summary(stats: Stats) -> str:
+    """One line: tokens, speed, acceptance, and where the time went."""
+    parts = [f"{stats.tokens} tokens", f"{stats.tokens_per_s:.1f} tokens/s", f"tau {stats.tau:.2f}"]
+    if stats.drafted:
+        parts.append(f"accepted {stats.accepted} of {stats.drafted} drafted ({stats.v_d:.0%})")
+    split = {"prefill": stats.prefill_seconds, **stats.split}
+    total = sum(split.values()) or 1.0
+    parts.append(", ".join(f"{phase} {seconds / total:.0%}" for phase, seconds in split.items()))
+    return " · ".join(parts)
+
+
+def as_result(request: Request, text: str) -> dict[str, Any]:
+    """What `--json` tells of a finished request."""
+    return {
+        "text": text,
+        "tokens": request.output,
+        "finish_reason": request.finish_reason,
+        "provenance": request.stats.sources,
+        "stats": request.stats.as_dict(),
+    }
+
+
+def print_json(value: object) -> None:
+    json.dump(value, sys.stdout, ensure_ascii=False)
+    print()

@@ -1,0 +1,56 @@
+"""`paceline generate`: one prompt, its text as it comes, and what it cost."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+from rich.console import Console
+from typer import Argument, Option
+
+from paceline.cli.compare import compare_runs, show_comparison
+from paceline.cli.console import as_result, print_json, summary, write
+from paceline.cli.options import Method, Sampling, Source, grouped
+from paceline.cli.pieces import pieces
+from paceline.cli.prompt import check_text, read_prompt
+from paceline.errors import OptionError
+
+
+@grouped
+def generate(
+    source: Source,
+    method: Method,
+    sampling: Sampling,
+    prompt: Annotated[str | None, Argument(help="The prompt.")] = None,
+    file: Annotated[str | None, Option("--file", "-f", help="Read the prompt from a UTF-8 file, - for stdin.")] = None,
+    system: Annotated[str | None, Option("--system", help="System message of the chat template.")] = None,
+    raw: Annotated[bool, Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    compare: Annotated[bool, Option("--compare", help="Side by side with plain decoding.")] = False,
+    colour: Annotated[bool, Option("--colour", help="Colour the tokens by who proposed them.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Continue a prompt."""
+    text = read_prompt(prompt, file)
+    if raw and system is not None:
+        raise OptionError("--system needs the chat template, which --raw leaves out")
+    conversation: Any = text
+    if system is not None:
+        conversation = [{"role": "system", "content": check_text(system)}, {"role": "user", "content": text}]
+    params = sampling.checked()
+    llm = source.llm(method)
+    ids = llm.encode(conversation, chat=False if raw else None)
+    about = {"model": source.model, "method": method.label(llm), "tier": llm.target.tier}
+
+    if compare:
+        if as_json:
+            print_json(about | compare_runs(llm, ids, params))
+        else:
+            show_comparison(Console(highlight=False), llm, ids, params, text, about["method"])
+        return
+    [request] = llm.requests([ids], **params)
+    if as_json:
+        written = "".join(piece.text for news in pieces(llm, request) for piece in news)
+        print_json(about | as_result(request, written))
+    else:
+        write(llm, request, colour)
+        print(summary(request.stats), file=sys.stderr)

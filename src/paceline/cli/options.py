@@ -1,0 +1,152 @@
+"""Options that commands share, as dataclasses; `grouped` makes Typer's flat parameters of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+from typer import Option
+
+from paceline.drafters import DRAFTERS
+from paceline.policies import POLICIES
+from paceline.registry import split_method
+
+if TYPE_CHECKING:
+    from paceline.api import LLM
+    from paceline.targets import Target
+
+
+def _option(group: str, *names: str, help: str, **more: Any) -> Any:
+    return Option(*names, help=help, rich_help_panel=group, **more)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which model, and how it runs."""
+
+    model: Annotated[str, _option("Model", "--model", "-m", help="Named model, hub id, folder or GGUF file.")] = (
+        "smollm2-135m"
+    )
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "float64"] | None,
+        _option("Model", "--dtype", help="Default: float32 on the CPU, else the checkpoint's."),
+    ] = None
+    device: Annotated[str, _option("Model", "--device", help="As torch names it: cpu, cuda, cuda:1, …")] = "cpu"
+    tier: Annotated[
+        str | None, _option("Model", "--tier", help="How the target pass runs; default the fastest that works.")
+    ] = None
+
+    def target(self) -> Target:
+        from paceline.targets import DEFAULT_TIER, load_target
+
+        return load_target(self.model, tier=self.tier or DEFAULT_TIER, **self._placement())
+
+    def llm(self, method: Method) -> LLM:
+        method.check_names()
+        from paceline.api import load
+
+        return load(self.model, tier=self.tier, **self._placement(), **asdict(method))
+
+    def _placement(self) -> dict[str, Any]:
+        import torch
+
+        return {"dtype": getattr(torch, self.dtype) if self.dtype else None, "device": self.device}
+
+
+@dataclass(frozen=True)
+class Method:
+    """How it is sped up."""
+
+    drafter: Annotated[
+        str, _option("Method", "--drafter", "-d", help="NAME[:OPTION=VALUE]…, with +POLICY if you like.")
+    ] = "prompt-lookup"
+    policy: Annotated[
+        str | None,
+        _option("Method", "--policy", "-p", help="NAME[:OPTION=VALUE]…; default the drafter's own."),
+    ] = None
+    verifier: Annotated[
+        Literal["auto", "match", "rejection"],
+        _option("Method", "--verifier", help="How sampled drafts are verified."),
+    ] = "auto"
+
+    def check_names(self) -> None:
+        """Raise OptionError for unknown names before torch is imported for the options' sake."""
+        drafter, policy = self.parts()
+        for registry, text in ((DRAFTERS, drafter), (POLICIES, policy)):
+            if text is not None and (name := text.partition(":")[0]) not in registry:
+                registry.get(name)
+
+    def parts(self) -> tuple[str, str | None]:
+        """Drafter and policy as written, whichever option the policy came by."""
+        if self.policy is not None:
+            return self.drafter, self.policy
+        return split_method(self.drafter, POLICIES.__contains__)
+
+    def label(self, llm: LLM) -> str:
+        """The method in full: `drafter+policy`."""
+        return f"{self.parts()[0]}+{llm.policy.text}"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Fields of `paceline.SamplingParams`."""
+
+    max_new_tokens: Annotated[
+        int, _option("Sampling", "--max-new-tokens", "-n", min=1, help="Most tokens to generate.")
+    ] = 128
+    min_new_tokens: Annotated[
+        int, _option("Sampling", "--min-new-tokens", min=0, help="Fewest tokens to generate.")
+    ] = 0
+    temperature: Annotated[float, _option("Sampling", "--temperature", "-t", min=0.0, help="0 is greedy decoding.")] = (
+        0.0
+    )
+    top_k: Annotated[int, _option("Sampling", "--top-k", min=0, help="0: off.")] = 0
+    top_p: Annotated[float, _option("Sampling", "--top-p", help="1: off.")] = 1.0
+    min_p: Annotated[float, _option("Sampling", "--min-p", help="0: off.")] = 0.0
+    repetition_penalty: Annotated[float, _option("Sampling", "--repetition-penalty", help="1: off.")] = 1.0
+    no_repeat_ngram_size: Annotated[int, _option("Sampling", "--no-repeat-ngram-size", min=0, help="0: off.")] = 0
+    stop: Annotated[
+        list[str] | None,
+        _option("Sampling", "--stop", metavar="TEXT", help="End before this string; may be given again."),
+    ] = None
+    seed: Annotated[
+        int | None, _option("Sampling", "--seed", min=0, max=2**32 - 1, help="Makes sampling repeatable.")
+    ] = None
+
+    def checked(self) -> dict[str, Any]:
+        """Keyword arguments for `LLM.requests`. Raises OptionError for what is wrong, before a model is loaded."""
+        from paceline.decoding.sampling import SamplingParams
+
+        values = asdict(self) | {"stop": tuple(self.stop or ())}
+        SamplingParams(**values)
+        return values
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters of a dataclass's type become one option for each of its fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    flattened: dict[str, tuple[Any, Any]] = {}  # annotation and default by option
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            types = get_type_hints(groups[name], include_extras=True)
+            flattened |= {field.name: (types[field.name], field.default) for field in fields(groups[name])}
+        else:
+            flattened[name] = hints[name], parameter.default
+
+    def flat(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
+    flat.__annotations__ = {name: annotation for name, (annotation, _) in flattened.items()}
+    flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+            for name, (annotation, default) in flattened.items()
+        ]
+    )
+    return flat

@@ -1,0 +1,41 @@
+"""The prompt a command continues: from its argument, a file or standard input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from paceline.errors import OptionError
+from paceline.registry import require
+
+
+def read_prompt(argument: str | None, file: str | None) -> str:
+    """The text of exactly one of `argument` and `file` ("-": standard input).
+
+    Raises:
+        OptionError: none or both given, an unreadable file, text that is empty or not UTF-8.
+    """
+    if (argument is None) == (file is None):
+        raise OptionError("give a prompt, or --file PATH (- for standard input)" + (", not both" if file else ""))
+    text = argument if argument is not None else _read(str(file))
+    require(bool(text.strip()), "the prompt is empty")
+    return check_text(text)
+
+
+def check_text(text: str) -> str:
+    """Python hides bytes of the command line that are not UTF-8 in surrogates, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError("the prompt is not valid UTF-8") from error
+    return text
+
+
+def _read(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise OptionError(f"cannot read the prompt from {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{file} is not UTF-8 text (byte {error.start})") from error
