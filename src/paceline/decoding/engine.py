@@ -13,6 +13,7 @@ from paceline.decoding.stats import Clock, Round
 from paceline.decoding.verify import Outcome, walk
 from paceline.drafters.base import Drafter
 from paceline.drafters.tree import TokenTree, tree_span
+from paceline.registry import require
 from paceline.targets.cache import KVCache
 from paceline.targets.target import PassOutput, Target
 
@@ -29,7 +30,11 @@ class Engine:
 
         Raises:
             ContextOverflow: before anything is computed, when a request cannot fit the model's context.
+            OptionError: when `batch` is below 1.
         """
+        require(batch is None or batch >= 1, f"batch must be at least 1, not {batch}")
+        if not requests:
+            return
         for request in requests:
             self.target.check_fits(request.prompt_length, request.limit)
         waiting, rows = deque(requests), list[Request]()

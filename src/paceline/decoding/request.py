@@ -51,6 +51,7 @@ class Request:
         verifier: str = "auto",
     ) -> None:
         require(len(ids) > 0, "the prompt is empty")
+        require(limit >= 1, f"a request needs room for at least 1 new token, not {limit}")
         require(verifier in VERIFIERS, f"unknown verifier '{verifier}'; there are {', '.join(VERIFIERS)}")
         self.ids = list(ids)
         self.prompt_length = len(self.ids)

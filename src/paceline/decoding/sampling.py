@@ -38,7 +38,7 @@ class SamplingParams:
     Args:
         temperature: 0 is greedy decoding.
         eos: token ids that end the output; None takes the model's.
-        stop: strings that end the output; the text ends before the string, the tokens with the one that completes it.
+        stop: string or strings that end the output; the text ends before it, the tokens with the one that completes it.
         seed: of a request's random numbers; None draws one. In a batch, request i gets seed + i.
 
     Raises:
@@ -54,7 +54,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     eos: tuple[int, ...] | None = None
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -72,6 +72,8 @@ class SamplingParams:
             self.no_repeat_ngram_size >= 0,
             f"no_repeat_ngram_size must be >= 0, not {self.no_repeat_ngram_size}",
         )
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         require(all(self.stop), "a stop string must not be empty")
 
     def processors(self, prompt_length: int, eos: Sequence[int], device: torch.device) -> LogitsProcessorList:

@@ -33,18 +33,28 @@ class DraftModel(AutoregressiveDrafter):
         super().__init__(target)
         require(bool(model), "draft-model: say which model drafts, as in draft-model:model=NAME")
         self.drafter = model if isinstance(model, Target) else _load(model, target)
+        if self.drafter.tokenizer or target.tokenizer:  # targets made in Python may go without
+            check_same_tokenizer(target.tokenizer, self.drafter.tokenizer)
         self.cache: KVCache
 
     def start(self, cache: KVCache) -> None:
         self.cache = self.drafter.new_cache(cache.batch, cache.capacity)
 
     def begin(self, row: Row, hidden: object) -> None:
+        self.cache.lengths[row.slot] = 0
+        self._catch_up(row)
+
+    def _catch_up(self, row: Row) -> None:
+        """Read all but the last two tokens: rounds without a draft leave them unread."""
         own = self.cache.rows(row.slot, row.slot + 1)
-        own.lengths[0] = 0
-        self.drafter.prefill(row.ids[:-1], own)
+        unread = row.ids[own.lengths[0] : -2]
+        self.drafter.prefill([min(token, self.drafter.vocab_size - 1) for token in unread], own)
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Float[Tensor, "batch vocab"]:
         cache = self.cache.rows(0, len(rows))
+        if depth == 0:
+            for row in rows:
+                self._catch_up(row)
         # What the draft model has not seen: its own last token, and before the first also what the target added.
         news = [
             (row.ids[cache.lengths[row.slot] :] if depth == 0 else tree.tokens[-1:])
@@ -52,6 +62,7 @@ class DraftModel(AutoregressiveDrafter):
         ]
         width = max(map(len, news))
         ids = torch.tensor([new + new[-1:] * (width - len(new)) for new in news], device=self.drafter.device)
+        ids.clamp_(max=self.drafter.vocab_size - 1)  # output matrices may be padded differently
         logits = self.drafter.forward(Span(ids, cache.lengths.copy()), cache).logits
         counts = np.array([len(new) for new in news])
         cache.lengths += counts
@@ -74,6 +85,4 @@ def fit_vocabulary(logits: Float[Tensor, "batch drafter_vocab"], size: int) -> F
 def _load(name: str, target: Target) -> Target:
     from paceline.targets import load_target  # loading pulls in transformers' auto classes
 
-    drafter = load_target(name, dtype=target.dtype, device=target.device, tier=target.tier)
-    check_same_tokenizer(target.tokenizer, drafter.tokenizer)
-    return drafter
+    return load_target(name, dtype=target.dtype, device=target.device, tier=target.tier)

@@ -62,7 +62,7 @@ class AdaptiveThreshold(StoppingPolicy):
 
     def observe(self, drafted: int, accepted: int) -> None:
         # A round without a draft says nothing of acceptance; counted as good, it lowers lambda so drafting can resume.
-        rate = accepted / drafted if drafted else self.alpha
+        rate = accepted / drafted if drafted else 1.0
         self.acceptance_rate = self.beta1 * self.acceptance_rate + (1 - self.beta1) * rate
         if self.acceptance_rate < self.alpha:
             proposal = self.threshold + self.epsilon

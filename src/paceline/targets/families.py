@@ -15,7 +15,6 @@ class Family:
     decoder: str = "model"
     embed: str = "embed_tokens"
     norm: str = "norm"
-    head: str = "lm_head"
     attention: str = "self_attn"
     cache_argument: str = "past_key_values"
     parallel_residual: bool = False  # the layer's config may say: attention and MLP both read the layer's input
@@ -26,7 +25,6 @@ NEOX = Family(
     decoder="gpt_neox",
     embed="embed_in",
     norm="final_layer_norm",
-    head="embed_out",
     attention="attention",
     cache_argument="layer_past",
     parallel_residual=True,

@@ -29,7 +29,7 @@ class Span:
     offset: int = 0
     depths: Int[Tensor, "batch width"] | None = None  # below the region's first token; None: a chain
     ancestors: Bool[Tensor, "batch width offset+width"] | None = None
-    _masks: dict[torch.dtype, Tensor | None] = field(default_factory=dict, repr=False)
+    _masks: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def batch(self) -> int:
@@ -57,20 +57,24 @@ class Span:
     def positions(self) -> Int[Tensor, "batch width"]:
         return self.slots if self.depths is None else self.first[:, None] + self.depths
 
-    def mask(self, dtype: torch.dtype) -> Float[Tensor, "batch 1 width end"] | None:
-        """Additive attention mask over the slots `0 .. end-1`.
+    def mask(self, dtype: torch.dtype, explicit: bool = False) -> Float[Tensor, "batch 1 width end"] | None:
+        """Additive attention mask over the slots `0 .. end-1`. Built once a span.
 
-        None where attention's own default says the same: one token over rows of equal length (sees everything),
-        or a chain over an empty cache (plain causal). Built once a span.
+        None, unless `explicit`, where the default of SDPA attention says the same: one token over rows of equal
+        length (sees everything), or a chain over an empty cache (plain causal).
         """
+        if not explicit and self._is_default:
+            return None
         if dtype not in self._masks:
             self._masks[dtype] = self._build_mask(dtype)
         return self._masks[dtype]
 
-    def _build_mask(self, dtype: torch.dtype) -> Tensor | None:
+    @cached_property
+    def _is_default(self) -> bool:
         level = bool((self.starts == self.starts[0]).all())
-        if self.ancestors is None and level and (self.width == 1 or self.end == self.width):
-            return None
+        return self.ancestors is None and level and (self.width == 1 or self.end == self.width)
+
+    def _build_mask(self, dtype: torch.dtype) -> Tensor:
         slot = torch.arange(self.end, device=self.ids.device)
         if self.ancestors is None:
             seen = slot <= self.slots[:, :, None]

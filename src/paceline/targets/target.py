@@ -113,7 +113,8 @@ class Target(ABC):
             cache.lengths[0] += piece.shape[1]
             for tap in taps:
                 pieces[tap].append(tapped[tap][0])
-        return {tap: torch.cat(parts) for tap, parts in pieces.items() if parts}
+        nothing = torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
+        return {tap: torch.cat(parts or [nothing]) for tap, parts in pieces.items()}
 
     def _prefill_pass(self, span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
         return self._through(span, cache, taps)[1]
