@@ -173,7 +173,7 @@ def load(
         ModelError: the model cannot be found, fetched or used.
     """
     if isinstance(drafter, str):
-        _parse(drafter, policy)  # refuse bad names before a model is loaded
+        parse_method(drafter, policy)  # refuse bad names before a model is loaded
     if isinstance(model, str):
         target = load_target(model, dtype=dtype, device=device, tier=tier or DEFAULT_TIER, **source)
     else:
@@ -181,7 +181,8 @@ def load(
     return _assemble(target, drafter, policy, verifier)
 
 
-def _parse(drafter: str, policy: str | None) -> tuple[Spec, Spec]:
+def parse_method(drafter: str, policy: str | None = None) -> tuple[Spec, Spec]:
+    """The drafter and policy that the strings name; raises OptionError when they are unknown or have bad options."""
     if policy is None:
         drafter, policy = split_method(drafter, POLICIES.__contains__)
     chosen = DRAFTERS.parse(drafter)
@@ -192,7 +193,7 @@ def _parse(drafter: str, policy: str | None) -> tuple[Spec, Spec]:
 
 def _assemble(target: Target, drafter: str | Callable[[Target], Drafter], policy: str | None, verifier: str) -> LLM:
     if isinstance(drafter, str):
-        chosen, rule = _parse(drafter, policy)
+        chosen, rule = parse_method(drafter, policy)
         return LLM(target, chosen.build(target), rule, verifier)
     built = drafter(target)
     return LLM(target, built, POLICIES.parse(policy or built.default_policy), verifier)
