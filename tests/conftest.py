@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny import byte_tokenizer, small_llama
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tiny import byte_tokenizer, small_llama
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
+from paceline.decoding.verify import Outcome, walk
 from paceline.drafters.base import Drafter
+from paceline.drafters.tree import TokenTree
 from paceline.policies.fixed import Fixed
 from paceline.registry import require
 from paceline.targets import Target, store
@@ -153,13 +157,30 @@ def time_passes(target: Target, widths: Sequence[int], context: int, repeats: in
 
 def time_drafts(target: Target, drafter: Drafter, context: int, repeats: int) -> Timing | None:
     """Seconds a drafted token, in rounds that draft a fixed length; None when the drafter proposed nothing."""
-    limit = min((WARM_UP + repeats) * (DRAFT_LENGTH + 1), target.context - context)
-    request = Request(_text(target, context), limit=limit, policy=Fixed(k=DRAFT_LENGTH))
+    rounds = WARM_UP + repeats
+    text = _text(target, min(context + rounds * (DRAFT_LENGTH + 1), target.context))
+    request = _Replay(text, context)
     for _ in Engine(target, drafter).run([request]):
-        if len(request.stats.rounds) == WARM_UP + repeats:
+        if len(request.stats.rounds) == rounds:
             break
-    rounds = [round for round in request.stats.rounds[WARM_UP:] if round.depth]
-    return Timing.of([round.seconds["draft"] / round.depth for round in rounds]) if rounds else None
+    drafted = [round for round in request.stats.rounds[WARM_UP:] if round.depth]
+    return Timing.of([round.seconds["draft"] / round.depth for round in drafted]) if drafted else None
+
+
+class _Replay(Request):
+    """A request that continues as a given text does, whatever the target thinks of it: what a drafter is asked then
+    does not depend on the model."""
+
+    def __init__(self, text: list[int], prompt: int) -> None:
+        super().__init__(text[:prompt], limit=len(text) - prompt, policy=Fixed(k=DRAFT_LENGTH))
+        self.whole = text
+
+    @property
+    def plain(self) -> bool:
+        return False
+
+    def verify(self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"]) -> Outcome:
+        return walk(tree, [self.whole[len(self.ids) + depth] for depth in tree.depths])
 
 
 def _text(target: Target, length: int) -> list[int]:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PLAIN = "plain decoding"
 SIDE_BY_SIDE = 72  # columns; narrower terminals get one panel above the other
-PROMPT_LINES = 8  # more are cut
-REFRESH = 8  # redraws a second, whatever is decoded: drawing must not favour whoever needs fewer rounds
+PROMPT_LINES = 20  # more are cut
+REFRESH = 5  # redraws a second, whatever is decoded: drawing must not favour whoever needs fewer rounds
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Side:
         seconds = stats.seconds if self.request.finish_reason else stats.prefill_seconds + sum(stats.split.values())
         if not stats.tokens:
             return ""
-        return f"{stats.tokens} tokens · {stats.tokens / seconds:.1f} tokens/s · tau {stats.tau:.2f}"
+        return f"{stats.tokens} tokens · {stats.tokens / seconds:.1f}/s · tau {stats.tau:.2f}"
 
 
 def sides(llm: LLM, ids: list[int], params: dict[str, Any], title: str) -> tuple[Side, Side]:
@@ -111,15 +111,22 @@ def _panels(console: Console, both: tuple[Side, Side], palette: Palette, height:
     """The two panels; with a `height` in lines, as much of their texts' ends as fits into it."""
     beside = console.width >= SIDE_BY_SIDE
     width = (console.width // 2 if beside else console.width) - 4  # borders and padding
-    lines = None if height is None else (height if beside else height // 2) - 2
+    texts = [palette.text(side.pieces).wrap(console, width) for side in both]
+    lines = [len(text) for text in texts]
+    if height is not None:
+        room = max(1, (height if beside else height // 2) - 2)
+        lines = [min(count, room) for count in lines]
+    if beside:
+        lines = [max(lines)] * 2
     panels = [
         Panel(
-            _tail(console, palette.text(side.pieces), width, lines),
+            Text("\n").join(text[-count:]),
+            height=count + 2,
             title=Text(side.title),
             subtitle=Text(side.status()),
             border_style="dim",
         )
-        for side in both
+        for side, text, count in zip(both, texts, lines, strict=True)
     ]
     if not beside:
         return Group(*panels)
@@ -128,12 +135,6 @@ def _panels(console: Console, both: tuple[Side, Side], palette: Palette, height:
     grid.add_column(ratio=1)
     grid.add_row(*panels)
     return grid
-
-
-def _tail(console: Console, text: Text, width: int, lines: int | None) -> Text:
-    if lines is None:
-        return text
-    return Text("\n").join(text.wrap(console, width)[-max(lines, 1) :])
 
 
 def _prompt(console: Console, prompt: str) -> Panel:

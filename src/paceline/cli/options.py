@@ -44,7 +44,6 @@ class Source:
         return load_target(self.model, tier=self.tier or DEFAULT_TIER, **self._placement())
 
     def llm(self, method: Method) -> LLM:
-        method.check_names()
         from paceline.api import load
 
         return load(self.model, tier=self.tier, **self._placement(), **asdict(method))
@@ -71,8 +70,8 @@ class Method:
         _option("Method", "--verifier", help="How sampled drafts are verified."),
     ] = "auto"
 
-    def check_names(self) -> None:
-        """Raise OptionError for unknown names before torch is imported for the options' sake."""
+    def __post_init__(self) -> None:
+        """Raises OptionError for unknown names; their options wait, as looking at those imports torch."""
         drafter, policy = self.parts()
         for registry, text in ((DRAFTERS, drafter), (POLICIES, policy)):
             if text is not None and (name := text.partition(":")[0]) not in registry:

@@ -1,0 +1,45 @@
+# One virtual environment, .venv: every target builds what it needs of it, and only once.
+#   make demo | test | lint | format | venv | dev | clean
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -c constraints.txt
+
+.DEFAULT_GOAL := demo
+.PHONY: demo test lint format venv dev clean
+
+demo: $(VENV)/.runtime
+	@echo "An edit, where much of the answer stands in the prompt: what prompt lookup is good at. Other prompts gain less."
+	$(BIN)/paceline generate --file examples/fix-bug.txt --drafter prompt-lookup --compare
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+venv: $(VENV)/.runtime  ## the program and what it needs to run
+dev: $(VENV)/.dev       ## and all extras, tests and linters
+
+# A stamp is written when an installation is complete: one that was interrupted is taken up again.
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || \
+		{ echo "error: there is no $(PYTHON): install Python 3.11 or newer, or name one: make PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: paceline needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V): name another: make PYTHON=…" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(PIP_INSTALL) -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
