@@ -1,0 +1,98 @@
+"""What is measured: everything `paceline bench` can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.methods import check_method
+from paceline.decoding.sampling import SamplingParams
+from paceline.registry import require
+from paceline.targets import TIERS
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """A benchmark run. Lists may be given as one comma-separated string.
+
+    Args:
+        model: a named model, hub id or folder.
+        suite: a JSONL file, a folder of such, or a `datasets` id: see `load_suite`.
+        out: folder of the results; a run that was killed goes on from what is there.
+        methods: see `paceline.bench.methods`.
+        tasks: only these; default all.
+        limit: first prompts of each task.
+        turns: user turns of a conversation to run, with the model's own answers between them.
+        temperatures: each is measured over all prompts; 0 is greedy decoding.
+        top_k, top_p, min_p: at temperatures above 0, for every method alike.
+        batch: prompts decoded at a time, all of one task.
+        seed: prompt i is sampled with seed + i.
+        tier, device, dtype: as for `paceline.load`.
+        progress: a progress bar on stderr.
+
+    Raises:
+        OptionError: for a value out of range, and for unknown methods.
+    """
+
+    model: str
+    suite: str
+    out: str | Path
+    methods: str | Sequence[str] = ("ar", "hf", "prompt-lookup")
+    tasks: str | Sequence[str] = ()
+    limit: int | None = None
+    turns: int = 1
+    max_new_tokens: int = 128
+    temperatures: Sequence[float] = (0.0,)
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    batch: int = 1
+    seed: int = 0
+    tier: str | None = None
+    device: str = "cpu"
+    dtype: str | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("methods", "tasks"):
+            object.__setattr__(self, name, _names(getattr(self, name)))
+        object.__setattr__(self, "temperatures", tuple(float(value) for value in self.temperatures))
+        object.__setattr__(self, "out", Path(self.out))
+        require(bool(self.methods), "name at least one method")
+        for name in ("methods", "temperatures"):
+            values = getattr(self, name)
+            twice = [value for value in values if values.count(value) > 1]
+            require(not twice, f"{name}: {twice[:1]} is named twice")
+        for method in self.methods:
+            check_method(method)
+        require(bool(self.temperatures), "name at least one temperature")
+        for temperature in self.temperatures:
+            self.sampling(temperature)
+        for name in ("batch", "turns", "limit"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name} must be at least 1, not {value}")
+        require(self.tier is None or self.tier in TIERS, f"unknown tier '{self.tier}'; there are {', '.join(TIERS)}")
+
+    def sampling(self, temperature: float) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            temperature=temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """What two runs must share for their measurements to stand in one table; ready for JSON."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+            if name not in ("out", "progress")
+        }
+
+
+def _names(value: str | Sequence[str]) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(part.strip() for part in parts if part.strip())

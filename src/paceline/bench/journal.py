@@ -1,0 +1,147 @@
+"""The folder of a run: its settings, what has been measured so far, and the results."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from paceline.bench.methods import Generated
+from paceline.errors import OptionError
+from paceline.registry import require
+
+CONFIG, RUNS, RESULTS, DIFFERENCES = "config.json", "runs.jsonl", "results.jsonl", "differences.jsonl"
+
+Key = tuple[str, float, tuple[str, ...], int]
+
+
+@dataclass(kw_only=True)
+class Run(Generated):
+    """One timed call: a method at a temperature, over one turn of a batch of conversations (`ids`, of one task)."""
+
+    method: str
+    temperature: float
+    task: str
+    ids: list[str]
+    turn: int  # 0-based
+    prompt_tokens: list[int]
+
+    @property
+    def key(self) -> Key:
+        return self.method, self.temperature, tuple(self.ids), self.turn
+
+
+class Journal:
+    """The files of a run, and its finished calls in memory. Made by `open_journal`."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self.folder, self.config = folder, config
+        self.runs: dict[Key, Run] = {run.key: run for run in _read_runs(folder / RUNS)}
+
+    @property
+    def complete(self) -> bool:
+        return (self.folder / RESULTS).exists()
+
+    def append(self, run: Run) -> None:
+        """Record a finished call, so that a kill later on does not lose it."""
+        path = self.folder / RUNS
+        with _writing(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(run)) + "\n")
+        self.runs[run.key] = run
+
+    def note(self, **facts: Any) -> None:
+        """Add to the config what was measured before the first call, such as the noise."""
+        self.config |= facts
+        _write(self.folder / CONFIG, json.dumps(self.config, indent=1) + "\n")
+
+    def write(self, name: str, rows: Iterable[Any]) -> None:
+        """A JSONL file, whole or not at all."""
+        _write(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def read(self, name: str) -> list[Any]:
+        return [json.loads(line) for line in (self.folder / name).read_text(encoding="utf-8").splitlines()]
+
+
+@contextmanager
+def open_journal(folder: Path, settings: dict[str, Any], machine: dict[str, Any]) -> Iterator[Journal]:
+    """The journal of `folder`, new or gone on with, locked against other processes.
+
+    Raises:
+        OptionError: when the folder cannot be used, is in use, is damaged, or holds a run with other settings or
+            from another machine: its measurements could not stand in one table with new ones.
+    """
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+    except Timeout as error:
+        raise OptionError(f"another process is measuring into {folder}") from error
+    try:
+        yield Journal(folder, _config(folder, settings, machine))
+    finally:
+        lock.release()
+
+
+def _config(folder: Path, settings: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.exists():
+        require(not (folder / RUNS).exists(), f"{folder} has {RUNS} but no {CONFIG}: choose another folder")
+        config = {"settings": settings, "machine": machine, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        _write(path, json.dumps(config, indent=1) + "\n")
+        return config
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        before = config["settings"] | config["machine"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{path} is not the config of a benchmark run: choose another folder") from error
+    now = settings | machine
+    differing = [
+        f"{key} {_shown(before.get(key))}, not {_shown(now.get(key))}"
+        for key in {**now, **before}
+        if before.get(key) != now.get(key)
+    ]
+    require(not differing, f"{folder} holds a run with {'; '.join(differing[:3])}: choose another folder, or delete it")
+    return config
+
+
+def _read_runs(path: Path) -> Iterator[Run]:
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):  # the last line was being written when the process was killed
+        os.truncate(path, whole)
+    for number, line in enumerate(data[:whole].splitlines(), start=1):
+        try:
+            yield Run(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise OptionError(f"{path}, line {number} is damaged: delete the line to measure it again") from error
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    with _writing(path):
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Timeout:  # the lock's, an OSError too
+        raise
+    except OSError as error:
+        raise OptionError(f"cannot write to {error.filename or path}: {error.strerror or error}") from error
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

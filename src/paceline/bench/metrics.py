@@ -1,0 +1,167 @@
+"""The field's metrics over the finished calls (METHODS: EESD eq. 11, 12, 14; KOALA's n-alpha)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from paceline.bench.exactness import Difference
+from paceline.bench.journal import Run
+from paceline.bench.methods import AR, HF
+from paceline.bench.suites import OVERALL
+from paceline.decoding.stats import PHASES
+
+POSITIONS = 5  # of n_alpha
+
+
+class Row(TypedDict):
+    """A line of `results.jsonl`; a value that does not apply or is not known is null."""
+
+    method: str
+    task: str  # "overall": all tasks pooled
+    temperature: float
+    batch: int
+    prompts: int  # continuations: each turn of a conversation is one
+    tokens: int  # output tokens, counted from ids
+    seconds: float  # wall time of the calls, prefill included
+    tokens_per_s: float
+    speedup_ar: float | None  # seconds a token of `ar` / of this method, over the same prompts
+    speedup_hf: float | None  # the same against transformers' `generate`
+    tau: float | None  # tokens a target pass
+    v_d: float | None  # accepted / drafted tokens
+    r_d: float | None  # accepted / output tokens
+    hm: float | None  # harmonic mean of the two, in %
+    n_alpha: list[float | None] | None  # chains: P(n-th drafted token accepted | those before it were), n = 1..5
+    identical: int | None  # greedy: outputs with the ids of `ar`,
+    tie: int | None  # that differ where two tokens tie,
+    wrong: int | None  # and that differ elsewhere
+    split: dict[str, float] | None  # seconds: draft, verify, sample, and other (prefill too); their sum is `seconds`
+    predicted_speedup: float | None  # EESD eq. 14: see `predicted_speedup`
+
+
+@dataclass
+class Totals:
+    """Sums over calls of one method."""
+
+    prompts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    passes: int | None = 0
+    split: dict[str, float] | None = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    rounds: list[Sequence[int]] | None = field(default_factory=list)
+
+    @classmethod
+    def of(cls, runs: Iterable[Run]) -> Totals:
+        sums = cls()
+        for run in runs:
+            sums.prompts += len(run.outputs)
+            sums.tokens += sum(map(len, run.outputs))
+            sums.seconds += run.seconds
+            sums.passes = None if sums.passes is None or run.passes is None else sums.passes + run.passes
+            if sums.split is None or run.split is None or sums.rounds is None or run.rounds is None:
+                sums.split = sums.rounds = None
+            else:
+                sums.split = {phase: sums.split[phase] + run.split[phase] for phase in PHASES}
+                sums.rounds += [round_ for request in run.rounds for round_ in request]
+        return sums
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / self.tokens
+
+    @property
+    def drafted(self) -> int:
+        return sum(r[0] for r in self.rounds or ())
+
+    @property
+    def accepted(self) -> int:
+        return sum(r[2] for r in self.rounds or ())
+
+
+def results(runs: Sequence[Run], differences: Sequence[Difference], methods: Sequence[str], batch: int) -> list[Row]:
+    """One row per temperature, method and task, all tasks ("overall") first."""
+    rows = []
+    for temperature in dict.fromkeys(run.temperature for run in runs):
+        here = [run for run in runs if run.temperature == temperature]
+        verdicts = Counter((d["method"], d["task"], d["verdict"]) for d in differences)
+        for method in methods:
+            for task in (OVERALL, *dict.fromkeys(run.task for run in here)):
+                chosen = {
+                    name: Totals.of(r for r in here if r.method == name and task in (OVERALL, r.task))
+                    for name in {method, AR, HF} & set(methods)
+                }
+                row = _row(method, task, temperature, batch, chosen)
+                if temperature == 0 and AR in methods:
+                    tie, wrong = (
+                        sum(
+                            n for (m, t, v), n in verdicts.items() if m == method and task in (OVERALL, t) and v == kind
+                        )
+                        for kind in ("tie", "wrong")
+                    )
+                    row["identical"], row["tie"], row["wrong"] = row["prompts"] - tie - wrong, tie, wrong
+                rows.append(row)
+    return rows
+
+
+def _row(method: str, task: str, temperature: float, batch: int, totals: dict[str, Totals]) -> Row:
+    own, ar = totals[method], totals.get(AR)
+    v_d = own.accepted / own.drafted if own.drafted else None
+    r_d = own.accepted / own.tokens if own.rounds is not None else None
+    return Row(
+        method=method,
+        task=task,
+        temperature=temperature,
+        batch=batch,
+        prompts=own.prompts,
+        tokens=own.tokens,
+        seconds=own.seconds,
+        tokens_per_s=own.tokens / own.seconds,
+        speedup_ar=ar.seconds_per_token / own.seconds_per_token if ar else None,
+        speedup_hf=totals[HF].seconds_per_token / own.seconds_per_token if HF in totals else None,
+        tau=own.tokens / own.passes if own.passes else None,
+        v_d=v_d,
+        r_d=r_d,
+        hm=None if v_d is None or r_d is None else harmonic_mean(v_d, r_d),
+        n_alpha=n_alpha(own.rounds or ()),
+        identical=None,
+        tie=None,
+        wrong=None,
+        split=own.split,
+        predicted_speedup=predicted_speedup(own, ar) if ar else None,
+    )
+
+
+def harmonic_mean(v_d: float, r_d: float) -> float:
+    """In %."""
+    return 200 * v_d * r_d / (v_d + r_d) if v_d + r_d else 0.0
+
+
+def n_alpha(rounds: Iterable[Sequence[int]]) -> list[float | None] | None:
+    """Conditional acceptance of the n-th drafted token, n = 1..5; None unless all drafts were chains.
+
+    The n-th token of a round is a trial when it was drafted, those before it were accepted, and the output did not
+    end before it (then `emitted == accepted`: the target's own token is missing, and nobody knows how it went on).
+    """
+    trials, successes = [0] * POSITIONS, [0] * POSITIONS
+    for drafted, depth, accepted, emitted in rounds:
+        if drafted != depth:
+            return None
+        for n in range(min(depth, accepted + (emitted > accepted), POSITIONS)):
+            trials[n] += 1
+            successes[n] += n < accepted
+    return [s / t if t else None for s, t in zip(successes, trials, strict=True)] if any(trials) else None
+
+
+def predicted_speedup(own: Totals, ar: Totals) -> float | None:
+    """EESD eq. 14, `v_d / ((alpha - v_d) r_d + v_d)` = `1 / (alpha r_d / v_d + 1 - r_d)`, alpha = T_draft / T_target.
+
+    T_draft is the method's drafting time per drafted token; T_target is the verification time per pass of `ar`, that is
+    of a pass over one token: the formula takes a wider pass to cost the same, and leaves out everything else. In a
+    batch both are per row. `r_d / v_d` is drafted / output tokens, so that the value exists with nothing accepted.
+    """
+    if not own.drafted or own.split is None or ar.split is None or not ar.passes or not ar.split["verify"]:
+        return None
+    alpha = (own.split["draft"] / own.drafted) / (ar.split["verify"] / ar.passes)
+    return 1 / (alpha * own.drafted / own.tokens + 1 - own.accepted / own.tokens)

@@ -1,0 +1,231 @@
+"""The benchmark: every method over every prompt, interleaved, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import PreTrainedModel
+
+from paceline.api import load
+from paceline.bench.config import BenchConfig
+from paceline.bench.exactness import Difference, diverge, measure_noise
+from paceline.bench.journal import DIFFERENCES, RESULTS, Journal, Key, Run, open_journal
+from paceline.bench.machine import machine
+from paceline.bench.methods import AR, Method, build_method, is_baseline
+from paceline.bench.metrics import Row, results
+from paceline.bench.suites import Prompt, batches, load_suite
+from paceline.errors import ContextOverflow
+from paceline.targets.sources import load_model
+
+WARM_UP_TOKENS = 8
+NOISE_PROMPTS = 4
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `run` gives: the rows of `results.jsonl`, the differences between greedy outputs, and the config as written
+    to `config.json`, all of them in the folder `out`."""
+
+    out: Path
+    rows: list[Row]
+    differences: list[Difference]
+    config: dict[str, Any]
+
+
+def run(config: BenchConfig) -> Summary:
+    """Measure, or finish measuring, what `config` says; writes `runs.jsonl` as it goes and `results.jsonl` at the end.
+
+    Methods take turns prompt by prompt (batch by batch), each time another one first, so that a machine that slows
+    down or warms up is unfair to none. A run that was killed goes on where it was.
+
+    Raises:
+        OptionError, ModelError, ContextOverflow: before anything is measured.
+    """
+    prompts = load_suite(config.suite, config.tasks, config.limit, config.turns)
+    settings = config.settings() | {"prompts": len(prompts), "prompts_sha256": _fingerprint(prompts)}
+    with open_journal(Path(config.out), settings, machine(config.device)) as journal:
+        if not journal.complete:
+            _Bench(config, prompts, journal).run()
+        return Summary(journal.folder, journal.read(RESULTS), journal.read(DIFFERENCES), journal.config)
+
+
+class Item(NamedTuple):
+    """What all methods do before the next one comes: a turn of a batch of conversations at a temperature."""
+
+    prompts: list[Prompt]
+    turn: int
+    temperature: float
+    number: int  # of the batch
+    seed: int  # of its first prompt
+
+    def key(self, method: str) -> Key:
+        return method, self.temperature, tuple(prompt.id for prompt in self.prompts), self.turn
+
+
+class _Bench:
+    def __init__(self, config: BenchConfig, prompts: list[Prompt], journal: Journal) -> None:
+        self.config, self.journal = config, journal
+        self.names: Sequence[str] = tuple(config.methods)
+        source: dict[str, Any] = {"tier": config.tier, "dtype": config.dtype, "device": config.device}
+        self.llm = load(config.model, drafter="none", **source)
+        self.hf_model = cache(self._hf_model)
+        self.batches = batches(prompts, config.batch)
+        journal.note(tier=self.llm.target.tier, dtype=str(self.llm.target.dtype).removeprefix("torch."))
+        self._check_fits(prompts)
+
+    def run(self) -> None:
+        methods = [build_method(name, self.llm, self.hf_model) for name in self.names]
+        with self._progress() as bar:
+            task = bar.add_task("warming up", total=None)
+            self._warm_up(methods)
+            bar.update(task, description="measuring the noise")
+            self._measure_noise()
+            self._measure(methods, lambda **state: bar.update(task, **state))
+        differences = list(self._differences())
+        self.journal.write(DIFFERENCES, differences)
+        runs = [self.journal.runs[item.key(name)] for item in self._items() for name in self.names]
+        self.journal.write(RESULTS, results(runs, differences, self.names, self.config.batch))
+
+    # -- what is measured ------------------------------------------------------------------------------------------
+    def _items(self) -> Iterator[Item]:
+        seed = self.config.seed
+        for number, batch in enumerate(self.batches):
+            for temperature in self.config.temperatures:
+                for turn in range(len(batch[0].turns)):
+                    yield Item(batch, turn, temperature, number, seed)
+            seed += len(batch)
+
+    def _measure(self, methods: Sequence[Method], show: Callable[..., None]) -> None:
+        items = list(self._items())
+        left = [
+            (item, method)
+            for item in items
+            for method in _rotated(methods, item.number)
+            if item.key(method.name) not in self.journal.runs
+        ]
+        total = len(items) * len(methods)
+        show(total=total, completed=total - len(left))
+        for item, method in left:
+            show(description=f"{item.prompts[0].task}, {method.name}")
+            self.journal.append(self._call(method, item))
+            show(advance=1)
+
+    def _call(self, method: Method, item: Item) -> Run:
+        ids = self._encode(item)
+        made = method.generate(ids, self.config.sampling(item.temperature), item.seed)
+        return Run(
+            method=method.name,
+            temperature=item.temperature,
+            task=item.prompts[0].task,
+            ids=[prompt.id for prompt in item.prompts],
+            turn=item.turn,
+            prompt_tokens=[len(prompt) for prompt in ids],
+            **vars(made),
+        )
+
+    def _encode(self, item: Item) -> list[list[int]]:
+        """Token ids of the turn's prompts. The answers before it are those of one method, plain decoding if it is
+        there, so that all methods continue the same text."""
+        teller = AR if AR in self.names else self.names[0]
+        earlier = [self.journal.runs[item._replace(turn=turn).key(teller)].outputs for turn in range(item.turn)]
+        texts = [
+            [str(self.llm.tokenizer.decode(ids, skip_special_tokens=True)) for ids in answers] for answers in earlier
+        ]
+        return [self._chat(prompt, [answers[row] for answers in texts]) for row, prompt in enumerate(item.prompts)]
+
+    def _chat(self, prompt: Prompt, answers: Sequence[str]) -> list[int]:
+        if not answers:
+            return self.llm.encode(prompt.turns[0])
+        messages = [{"role": "user", "content": prompt.turns[0]}]
+        for answer, question in zip(answers, prompt.turns[1:], strict=False):
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+        return self.llm.encode(messages)
+
+    def _progress(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not self.config.progress,
+        )
+
+    # -- before ----------------------------------------------------------------------------------------------------
+    def _check_fits(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            turns = len(prompt.turns)
+            length = len(self._chat(prompt, [""] * (turns - 1)))
+            try:
+                self.llm.target.check_fits(length, turns * self.config.max_new_tokens)
+            except ContextOverflow as error:
+                raise ContextOverflow(f"prompt {prompt.id!r} of the suite: {error}") from error
+
+    def _hf_model(self) -> PreTrainedModel:
+        """The transformers model of the baselines: the target's own where it runs as it is, else a second one."""
+        target = self.llm.target
+        if target.tier == "reference":
+            return target.model
+        return load_model(self.config.model, dtype=target.dtype, device=target.device)[0]
+
+    def _warm_up(self, methods: Sequence[Method]) -> None:
+        """One untimed call of each method at each temperature; what cannot run is refused here."""
+        batch = max(self.batches, key=lambda batch: (len(batch), -sum(len(p.turns[0]) for p in batch)))  # shortest
+        ids = [self._chat(prompt, ()) for prompt in batch]
+        few = min(WARM_UP_TOKENS, self.config.max_new_tokens)
+        for temperature in self.config.temperatures:
+            params = replace(self.config.sampling(temperature), max_new_tokens=few)
+            for method in methods:
+                method.generate(ids, params, self.config.seed)
+
+    def _measure_noise(self) -> None:
+        if "noise" in self.journal.config or AR not in self.names or 0 not in self.config.temperatures:
+            return
+        firsts = {batch[0].task: batch[0] for batch in reversed(self.batches)}
+        prompts = [self._chat(prompt, ()) for prompt in list(firsts.values())[:NOISE_PROMPTS]]
+        noise = {"paceline": measure_noise(self.llm.target, prompts)}
+        if any(map(is_baseline, self.names)):
+            noise["hf"] = max(noise["paceline"], measure_noise(self.llm.target, prompts, self.hf_model()))
+        self.journal.note(noise=noise)
+
+    # -- after -----------------------------------------------------------------------------------------------------
+    def _differences(self) -> Iterator[Difference]:
+        """Greedy outputs that are not those of plain decoding."""
+        if AR not in self.names:
+            return
+        for item in self._items():
+            plain = self.journal.runs[item.key(AR)]
+            for name in self.names if item.temperature == 0 else ():
+                outputs = self.journal.runs[item.key(name)].outputs
+                allowed = 2 * self.journal.config["noise"]["hf" if is_baseline(name) else "paceline"]
+                for row, prompt in enumerate(item.prompts):
+                    if outputs[row] != plain.outputs[row]:
+                        ids = self._encode(item)[row]
+                        found = diverge(self.llm.target, ids, plain.outputs[row], outputs[row], allowed)
+                        yield Difference(
+                            method=name,
+                            task=prompt.task,
+                            id=prompt.id,
+                            turn=item.turn,
+                            allowed=allowed,
+                            **found._asdict(),  # type: ignore[typeddict-item]
+                        )
+
+
+def _rotated(methods: Sequence[Method], by: int) -> list[Method]:
+    first = by % len(methods)
+    return [*methods[first:], *methods[:first]]
+
+
+def _fingerprint(prompts: Sequence[Prompt]) -> str:
+    return hashlib.sha256(json.dumps([asdict(prompt) for prompt in prompts]).encode()).hexdigest()

@@ -1,0 +1,88 @@
+"""The results as tables in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from paceline.bench.methods import AR, is_baseline
+from paceline.bench.metrics import Row
+from paceline.bench.runner import Summary
+from paceline.bench.suites import OVERALL
+
+
+def print_summary(summary: Summary, console: Console | None = None, verbose: bool = False) -> None:
+    """A table per temperature, with `verbose` one per task as well; then what needs attention."""
+    console = console or Console()
+    for temperature in dict.fromkeys(row["temperature"] for row in summary.rows):
+        for task in dict.fromkeys(row["task"] for row in summary.rows) if verbose else (OVERALL,):
+            rows = [row for row in summary.rows if row["temperature"] == temperature and row["task"] == task]
+            console.print(_table(rows))
+    for line in _remarks(summary):
+        console.print(line, highlight=False)
+    console.print(f"results: {escape(str(summary.out))}", highlight=False)
+
+
+def _table(rows: list[Row]) -> Table:
+    first = rows[0]
+    kind = "greedy" if first["temperature"] == 0 else f"temperature {first['temperature']:g}"
+    batch = f", batch {first['batch']}" if first["batch"] > 1 else ""
+    table = Table(title=f"{escape(first['task'])}: {first['prompts']} prompts, {kind}{batch}", title_justify="left")
+    table.add_column("method", no_wrap=True)
+    used = [(name, show) for name, show in COLUMNS.items() if any(show(row) is not None for row in rows)]
+    for name, _ in used:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        style = "red" if row["wrong"] else None
+        table.add_row(escape(row["method"]), *((show(row) or "-") for _, show in used), style=style)
+    return table
+
+
+def _number(key: str, form: str) -> Callable[[Row], str | None]:
+    def show(row: Row) -> str | None:
+        value = row[key]  # type: ignore[literal-required]
+        return None if value is None else format(value, form)
+
+    return show
+
+
+def _split(row: Row) -> str | None:
+    if row["split"] is None:
+        return None
+    return "/".join(f"{100 * seconds / row['seconds']:.0f}" for seconds in row["split"].values())
+
+
+def _verdicts(row: Row) -> str | None:
+    return None if row["identical"] is None else f"{row['identical']}/{row['tie']}/{row['wrong']}"
+
+
+COLUMNS: dict[str, Callable[[Row], str | None]] = {
+    "tok/s": _number("tokens_per_s", ".1f"),
+    "x ar": _number("speedup_ar", ".2f"),
+    "x hf": _number("speedup_hf", ".2f"),
+    "eq. 14": _number("predicted_speedup", ".2f"),
+    "tau": _number("tau", ".2f"),
+    "v_d": _number("v_d", ".2f"),
+    "r_d": _number("r_d", ".2f"),
+    "HM %": _number("hm", ".0f"),
+    "draft/verify/sample/other %": _split,
+    "same/tie/WRONG": _verdicts,
+}
+
+
+def _remarks(summary: Summary) -> list[str]:
+    lines = []
+    for row in (row for row in summary.rows if row["task"] == OVERALL):
+        name, at = escape(row["method"]), f"at temperature {row['temperature']:g}"
+        if row["wrong"]:
+            lines.append(
+                f"[bold red]WRONG[/]: {name}: {row['wrong']} of {row['prompts']} outputs {at} differ from plain"
+            )
+            lines[-1] += " decoding's by more than noise; see differences.jsonl"
+        slower = row["speedup_ar"] is not None and row["speedup_ar"] < 1
+        if slower and row["method"] != AR and not is_baseline(row["method"]):
+            lines.append(f"[yellow]slower than plain decoding[/]: {name} {at}: {row['speedup_ar']:.2f}x")
+    return lines

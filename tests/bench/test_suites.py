@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.bench.suites import Prompt, batches, load_suite
+from paceline.errors import OptionError
+
+ROWS = [
+    {"id": "w1", "task": "writing", "group": "mt_bench", "turns": ["Write.", "Again."], "reference": []},
+    {"id": "q1", "task": "qa", "turns": ["Who?"]},
+    {"id": "c1", "task": "coding", "group": "mt_bench", "turns": ["Code.", "More."]},
+    {"id": "q2", "task": "qa", "turns": ["Why?"]},
+]
+
+
+def lines(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    path = tmp_path / "suite.jsonl"
+    path.write_bytes(lines(ROWS))
+    return path
+
+
+def test_group_is_the_task_where_there_is_one(suite: Path) -> None:
+    prompts = load_suite(str(suite), turns=2)
+    assert [(p.id, p.task) for p in prompts] == [("w1", "mt_bench"), ("c1", "mt_bench"), ("q1", "qa"), ("q2", "qa")]
+    assert prompts[0].turns == ("Write.", "Again.")
+
+
+def test_limit_is_per_task_and_turns_are_cut(suite: Path) -> None:
+    assert load_suite(str(suite), limit=1) == [Prompt("w1", "mt_bench", ("Write.",)), Prompt("q1", "qa", ("Who?",))]
+
+
+def test_tasks_are_chosen_by_name(suite: Path) -> None:
+    assert [p.id for p in load_suite(str(suite), tasks=["qa"])] == ["q1", "q2"]
+    with pytest.raises(OptionError, match=r"has no task maths; its tasks are mt_bench, qa"):
+        load_suite(str(suite), tasks=["qa", "maths"])
+
+
+def test_folder_of_plain_and_gzipped_files(tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").write_bytes(b'{"turns": ["Hi."]}\n\n{"turns": ["Ho."]}\n')
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(ROWS[1:2])))
+    (tmp_path / "notes.txt").write_text("not a suite")
+    assert load_suite(str(tmp_path)) == [
+        Prompt("q1", "qa", ("Who?",)),
+        Prompt("b/1", "b", ("Hi.",)),  # without id and task the file's name stands in
+        Prompt("b/3", "b", ("Ho.",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "has no prompts"),
+        (b'{"turns": ["a"]}\n{"turns": [}\n', r"s\.jsonl, line 2: not JSON"),
+        (b'{"turns": ["a"]}\n\n{"turns": ["\xff"]}\n', r"s\.jsonl, line 3: not UTF-8 \(byte 13 of the line\)"),
+        (b'["a"]\n', "line 1: not a JSON object"),
+        (b'{"id": 1}\n', "line 1: 'turns' must be a list of texts"),
+        (b'{"turns": []}\n', "line 1: 'turns' must be a list of texts"),
+        (b'{"turns": ["  "]}\n', "none of them empty"),
+        (b'{"turns": "text"}\n', "line 1: 'turns' must be a list of texts"),
+        (b'{"turns": ["a"], "task": 3}\n', "line 1: 'task' must be a text"),
+        (b'{"turns": ["a"], "task": "overall"}\n', "must not be called 'overall'"),
+        (
+            b'{"id": "x", "turns": ["a"]}\n{"id": "x", "turns": ["b"]}\n',
+            r"line 2: id 'x' was there before, at .* line 1",
+        ),
+    ],
+)
+def test_errors_name_file_and_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(OptionError, match=message):
+        load_suite(str(path))
+
+
+@pytest.mark.parametrize("content", [b"plain text", gzip.compress(lines(ROWS))[:-9]])
+def test_damaged_gzip(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "s.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(OptionError, match=r"s\.jsonl\.gz: damaged gzip file"):
+        load_suite(str(path))
+
+
+@pytest.fixture
+def data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in one of the `datasets` library's formats, read through it as a hub id would be."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "questions"
+    folder.mkdir()
+    (folder / "train.csv").write_text("question,body\nUsed for training?,x\n")
+    (folder / "test.csv").write_text("question,body\nWho?,The first body.\nWhy?,The second body.\n")
+    return folder
+
+
+def test_data_set_test_split_and_a_likely_column(data_set: Path) -> None:
+    prompts = load_suite(str(data_set))
+    assert [(p.task, p.turns) for p in prompts] == [("questions", ("Who?",)), ("questions", ("Why?",))]
+    assert prompts[0].id == f"{data_set}/0"
+
+
+def test_data_set_options(data_set: Path) -> None:
+    assert load_suite(f"{data_set}:split=train:column=body")[0].turns == ("x",)
+    for suffix, message in [
+        (":split=dev", "no split 'dev'; there are train, test"),
+        (":column=title", "no column 'title'; there are question, body"),
+        (":rows=5", "its options are config, split, column"),
+    ]:
+        with pytest.raises(OptionError, match=message):
+            load_suite(f"{data_set}{suffix}")
+
+
+def test_chat_messages_of_a_data_set(tmp_path: Path, data_set: Path) -> None:
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
+    chat += [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    (folder / "train.json").write_text(json.dumps({"messages": chat, "task": "chat"}) + "\n")
+    assert load_suite(str(folder), turns=9) == [Prompt(f"{folder}/0", "chat", ("a", "c"))]
+
+
+def test_neither_file_nor_data_set(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="neither a file nor a data set that can be read"):
+        load_suite(str(tmp_path / "absent.jsonl"))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 2)), max_size=20),
+    st.integers(1, 4),
+)
+def test_batches_have_one_task_and_lose_nobody(kinds: list[tuple[str, int]], size: int) -> None:
+    prompts = [Prompt(str(i), task, ("x",) * turns) for i, (task, turns) in enumerate(kinds)]
+    groups = batches(prompts, size)
+    assert sorted(p.id for group in groups for p in group) == sorted(p.id for p in prompts)
+    for group in groups:
+        assert 1 <= len(group) <= size
+        assert len({(p.task, len(p.turns)) for p in group}) == 1
+    assert len(groups) <= len(set(kinds)) + len(prompts) // size
