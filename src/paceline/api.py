@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, cast
 
 import torch
@@ -123,6 +124,7 @@ class LLM:
         ids = self.encode(prompt, chat)
         bad = [token for token in ids if not 0 <= token < self.target.vocab_size]
         require(not bad, f"token id {bad[:1]} is outside the vocabulary of {self.target.vocab_size}")
+        require(not params.stop or self.target.tokenizer is not None, "stop strings need a model with a tokenizer")
         eos = self.target.eos if params.eos is None else params.eos
         return Request(
             ids,
@@ -201,7 +203,7 @@ def _assemble(target: Target, drafter: str | Callable[[Target], Drafter], policy
 
 def _is_batch(prompt: object) -> bool:
     """A list of prompts, as against one prompt that is itself a list (of ids or of chat messages)."""
-    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], Integral | dict)
 
 
 __all__ = ["LLM", "Output", "Prompt", "StoppingPolicy", "load"]
