@@ -1,0 +1,373 @@
+"""Chi-square tests: whatever drafts and verifies, the first tokens of the output are distributed as the target's own.
+
+First the verify functions, over a target and a drafter that are tables; then the whole engine, over a tiny model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import SIGNIFICANCE, Oracle, p_value, perturbed
+from paceline.decoding.engine import Engine
+from paceline.decoding.request import Request
+from paceline.decoding.sampling import SamplingParams
+from paceline.decoding.verify import Outcome, chain_rejection, sample_match, tree_rejection
+from paceline.drafters import DRAFTERS
+from paceline.drafters.base import AutoregressiveDrafter, Drafter
+from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.layer_skip import LayerSkip
+from paceline.drafters.tree import TokenTree
+from paceline.policies import POLICIES
+from paceline.policies.base import StoppingPolicy
+from paceline.targets.target import BlockTarget
+from tiny import small_llama
+
+VOCAB = 5
+LENGTH = 3  # of the output whose joint distribution is tested
+Draft = Callable[[list[int], random.Random], TokenTree]
+Verify = Callable[[TokenTree, torch.Tensor, random.Random], Outcome]
+
+# Next-token distributions given the last two tokens; the drafter's resemble the target's a little.
+_rng = np.random.default_rng(0)
+P = _rng.dirichlet(np.full(VOCAB, 0.7), size=(VOCAB, VOCAB))
+Q = 0.2 * P + 0.8 * _rng.dirichlet(np.full(VOCAB, 0.7), size=(VOCAB, VOCAB))
+P_TENSOR, Q_TENSOR = torch.tensor(P), torch.tensor(Q)
+START = [0, 1]
+
+
+def context(ids: list[int], tree: TokenTree, node: int) -> tuple[int, int]:
+    last = (ids[:-1] + [tree.tokens[n] for n in tree.path(node)])[-2:]
+    return last[0], last[1]
+
+
+def pick(weights: Sequence[float], rng: random.Random) -> int:
+    return rng.choices(range(VOCAB), weights)[0]
+
+
+# -- drafts --------------------------------------------------------------------------------------------------------
+
+
+def sampled_chain(ids: list[int], rng: random.Random, keep_token: Callable[[int], bool] = lambda token: True):
+    """Up to 3 tokens; it stops before one whose distribution is too flat, as a policy may."""
+    tree, node = TokenTree.root(ids[-1]), 0
+    while node < 3 and Q[at := context(ids, tree, node)].max() > 0.4:
+        token = pick(Q[at], rng)
+        if not keep_token(token):
+            break
+        node = tree.add(token, node, "draft", Q_TENSOR[at])
+    return tree
+
+
+def argmax_chain(ids: list[int], rng: random.Random) -> TokenTree:
+    tree, node = TokenTree.root(ids[-1]), 0
+    while node < 3:
+        node = tree.add(int(Q[context(ids, tree, node)].argmax()), node, "draft")
+    return tree
+
+
+def sampled_tree(ids: list[int], rng: random.Random, replacement: bool = True) -> TokenTree:
+    """Three children of the root, two of each of these, drawn with or without replacement."""
+    tree = TokenTree.root(ids[-1])
+    tree.replacement = replacement
+    for node, children in [(0, 3), (1, 2), (2, 2), (3, 2)]:
+        at = context(ids, tree, node)
+        weights = Q[at].copy()
+        for _ in range(children):
+            token = pick(weights, rng)
+            tree.add(token, node, "draft", Q_TENSOR[at])
+            if not replacement:
+                weights[token] = 0
+    return tree
+
+
+def tree_without_replacement(ids: list[int], rng: random.Random) -> TokenTree:
+    return sampled_tree(ids, rng, replacement=False)
+
+
+def top_tree(ids: list[int], rng: random.Random) -> TokenTree:
+    """The drafter's two best tokens at each node: a fixed set of candidates."""
+    tree = TokenTree.root(ids[-1])
+    for node in (0, 1, 2):
+        for token in np.argsort(-Q[context(ids, tree, node)])[:2]:
+            tree.add(int(token), node, "draft")
+    return tree
+
+
+def ngram(ids: list[int]) -> list[int]:
+    """A path that depends on the past alone, such as n-gram drafters copy."""
+    return [(3 * ids[-1] + ids[-2]) % VOCAB, (ids[-1] + 2) % VOCAB]
+
+
+def sampled_then_ngram(ids: list[int], rng: random.Random) -> TokenTree:
+    tree = sampled_tree(ids, rng)
+    tree.add_path(ngram(ids), "n-gram")
+    return tree
+
+
+def without_replacement_then_ngram(ids: list[int], rng: random.Random) -> TokenTree:
+    tree = sampled_tree(ids, rng, replacement=False)
+    tree.add_path(ngram(ids), "n-gram")
+    return tree
+
+
+def ngram_then_sampled(ids: list[int], rng: random.Random) -> TokenTree:
+    """Sampled siblings come behind an n-gram one, which they may repeat; each goes on with one sampled child."""
+    tree = TokenTree.root(ids[-1])
+    tree.add_path(ngram(ids), "n-gram")
+    for _ in range(2):
+        at = context(ids, tree, 0)
+        child = tree.add(pick(Q[at], rng), 0, "draft", Q_TENSOR[at])
+        at = context(ids, tree, child)
+        tree.add(pick(Q[at], rng), child, "draft", Q_TENSOR[at])
+    return tree
+
+
+def no_draft(ids: list[int], rng: random.Random) -> TokenTree:
+    return TokenTree.root(ids[-1])
+
+
+CHAINS: list[Draft] = [sampled_chain, argmax_chain, no_draft]
+TREES: list[Draft] = [
+    sampled_tree,
+    tree_without_replacement,
+    top_tree,
+    sampled_then_ngram,
+    without_replacement_then_ngram,
+    ngram_then_sampled,
+]
+
+
+# -- verification --------------------------------------------------------------------------------------------------
+
+
+def chain(tree: TokenTree, p: torch.Tensor, rng: random.Random) -> Outcome:
+    return chain_rejection(tree, p, rng.random)
+
+
+def tree(tree: TokenTree, p: torch.Tensor, rng: random.Random) -> Outcome:
+    return tree_rejection(tree, p, rng.random)
+
+
+def match(tree: TokenTree, p: torch.Tensor, rng: random.Random) -> Outcome:
+    return sample_match(tree, p, [rng.random() for _ in range(tree.depth + 1)])
+
+
+def worst_p(counts: np.ndarray, joint: np.ndarray) -> float:
+    """Of the tests of the first token, the first two, and all; times their number (Bonferroni)."""
+    p_values = [p_value(counts, joint)]
+    while joint.ndim > 1:
+        counts, joint = counts.sum(-1), joint.sum(-1)
+        p_values.append(p_value(counts, joint))
+    return len(p_values) * min(p_values)
+
+
+def fit(draft: Draft, verify: Verify, trials: int = 3000) -> float:
+    """How well the first tokens fit the target's distribution."""
+    rng = random.Random(0)
+    counts = np.zeros((VOCAB,) * LENGTH)
+    for _ in range(trials):
+        ids = list(START)
+        while len(ids) < len(START) + LENGTH:
+            tree = draft(ids, rng)
+            p = torch.stack([P_TENSOR[context(ids, tree, node)] for node in range(len(tree))])
+            path, token = verify(tree, p, rng)
+            ids += [tree.tokens[node] for node in path[1:]] + [token]
+        counts[tuple(ids[len(START) :][:LENGTH])] += 1
+    joint = np.einsum("a,ab,abc->abc", P[START[0], START[1]], P[START[1]], P)
+    return worst_p(counts, joint)
+
+
+@pytest.mark.parametrize("draft", CHAINS)
+@pytest.mark.parametrize("verify", [chain, tree, match])
+def test_chains(draft: Draft, verify: Verify) -> None:
+    assert fit(draft, verify) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("draft", TREES)
+@pytest.mark.parametrize("verify", [tree, match])
+def test_trees(draft: Draft, verify: Verify) -> None:
+    assert fit(draft, verify) > SIGNIFICANCE
+
+
+# -- what is known to be wrong must be found out -------------------------------------------------------------------
+
+
+def uniform_q(ids: list[int], rng: random.Random, source: Draft) -> TokenTree:
+    tree = source(ids, rng)
+    tree.q = [None] + [torch.full((VOCAB,), 1 / VOCAB, dtype=torch.float64)] * tree.drafted
+    return tree
+
+
+def claims(replacement: bool) -> Draft:
+    """Siblings drawn the other way than the tree says."""
+
+    def draft(ids: list[int], rng: random.Random) -> TokenTree:
+        tree = sampled_tree(ids, rng, replacement=not replacement)
+        tree.replacement = replacement
+        return tree
+
+    return draft
+
+
+def merged_into_fixed(ids: list[int], rng: random.Random) -> TokenTree:
+    """A sampled token is dropped where a fixed sibling holds it already: it is, because of its value."""
+    tree = TokenTree.root(ids[-1])
+    at = context(ids, tree, 0)
+    tree.add(int(Q[at].argmax()), 0, "top")
+    token = pick(Q[at], rng)
+    if tree.child(0, token) is None:
+        tree.add(token, 0, "draft", Q_TENSOR[at])
+    return tree
+
+
+BIASED: dict[str, tuple[Draft, Verify]] = {
+    "stop rule that looks at the token": (lambda ids, rng: sampled_chain(ids, rng, lambda token: token != 1), chain),
+    "stop rule that looks at the token, tree": (lambda ids, rng: sampled_chain(ids, rng, lambda t: t != 1), tree),
+    "wrong q": (lambda ids, rng: uniform_q(ids, rng, sampled_chain), chain),
+    "wrong q, tree": (lambda ids, rng: uniform_q(ids, rng, sampled_tree), tree),
+    "argmax that claims to be sampled": (lambda ids, rng: uniform_q(ids, rng, argmax_chain), chain),
+    "drawn without replacement, verified as with": (claims(replacement=True), tree),
+    "drawn with replacement, verified as without": (claims(replacement=False), tree),
+    "sampled sibling merged into a fixed one": (merged_into_fixed, tree),
+}
+
+
+@pytest.mark.parametrize("control", BIASED)
+def test_negative_control(control: str) -> None:
+    assert fit(*BIASED[control]) < SIGNIFICANCE
+
+
+# -- the whole engine ----------------------------------------------------------------------------------------------
+
+TOKENS = 8
+PROMPT = [1]  # without a prefill thousands of requests are cheap
+
+
+@pytest.fixture(scope="module")
+def target() -> BlockTarget:
+    return BlockTarget(small_llama(vocab_size=TOKENS, eos_token_id=None))
+
+
+@pytest.fixture(scope="module")
+def drafter_model() -> BlockTarget:
+    return BlockTarget(perturbed(small_llama(vocab_size=TOKENS, eos_token_id=None), noise=0.3))
+
+
+#: How to make a drafter that needs more than the target.
+MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
+    "draft-model": lambda target, other: DraftModel(target, model=other),
+}
+
+
+def make(name: str, target: BlockTarget, other: BlockTarget) -> Drafter:
+    return MAKE[name](target, other) if name in MAKE else DRAFTERS.get(name)(target)
+
+
+def exact(target: BlockTarget, params: SamplingParams) -> np.ndarray:
+    """The joint distribution of the first three tokens, by transformers' forward and the processors one by one."""
+    processors = params.processors(len(PROMPT), (), target.device)
+    sequences = torch.tensor(list(itertools.product(range(TOKENS), repeat=2)))
+    ids = torch.cat([torch.tensor(PROMPT).expand(len(sequences), -1), sequences], 1)
+    with torch.inference_mode():
+        logits = target.model(ids).logits
+    steps = []
+    for step in range(3):
+        until = len(PROMPT) + step
+        steps.append(processors(ids[:, :until], logits[:, until - 1].float()).softmax(-1).double().numpy())
+    first = steps[0][0]
+    second = steps[1].reshape(TOKENS, TOKENS, TOKENS)[:, 0]
+    return np.einsum("a,ab,abc->abc", first, second, steps[2].reshape(TOKENS, TOKENS, TOKENS))
+
+
+def engine_fit(
+    target: BlockTarget,
+    drafter: Drafter,
+    policy: Callable[[], StoppingPolicy],
+    verifier: str,
+    trials: int = 1200,
+    **sampling: object,
+) -> tuple[float, int]:
+    """How well the engine's first three tokens fit; and how many drafted tokens were accepted."""
+    params = SamplingParams(temperature=1.0, max_new_tokens=4) if not sampling else SamplingParams(**sampling)
+    requests = [
+        Request(
+            PROMPT,
+            limit=4,
+            policy=policy(),
+            processors=params.processors(len(PROMPT), (), target.device),
+            sampling=True,
+            seed=seed,
+            verifier=verifier,
+        )
+        for seed in range(trials)
+    ]
+    for _ in Engine(target, drafter).run(requests, batch=300):
+        pass
+    counts = np.zeros((TOKENS,) * 3)
+    for request in requests:
+        counts[tuple(request.output[:3])] += 1
+    return worst_p(counts, exact(target, params)), sum(request.stats.accepted for request in requests)
+
+
+@pytest.mark.parametrize(
+    ("policy", "verifier"), [("adaedl", "rejection"), ("max-confidence", "rejection"), ("fixed", "match")]
+)
+@pytest.mark.parametrize("drafter", list(DRAFTERS))
+def test_engine(target: BlockTarget, drafter_model: BlockTarget, drafter: str, policy: str, verifier: str) -> None:
+    made = make(drafter, target, drafter_model)
+    p, accepted = engine_fit(target, made, POLICIES.parse(policy).build, verifier)
+    assert p > SIGNIFICANCE
+    assert accepted > 0 or drafter == "none"
+
+
+@pytest.mark.parametrize(
+    ("drafter", "verifier"), [("draft-model", "rejection"), ("trees", "rejection"), ("trees", "match")]
+)
+def test_engine_with_processors(target: BlockTarget, drafter_model: BlockTarget, drafter: str, verifier: str) -> None:
+    """Each node is scored with its own history, and q is what the drafter's own processors made of it."""
+    truth = {tuple(PROMPT): [1, 2, 3, 4]}  # the double's trees of fixed candidates around whatever sequence
+    made = Oracle(target, truth, ["tree", "truth"]) if drafter == "trees" else make(drafter, target, drafter_model)
+    options = {"temperature": 0.8, "top_k": 6, "min_p": 0.02, "repetition_penalty": 1.5, "max_new_tokens": 4}
+    p, accepted = engine_fit(target, made, POLICIES.parse("fixed:k=3").build, verifier, **options)
+    assert p > SIGNIFICANCE
+    assert accepted > 0
+
+
+class LooksAtTheToken(DraftModel):
+    """Drops a token, and stops, because of which it is."""
+
+    def _extend(self, row, tree, logits, depth):
+        more = super()._extend(row, tree, logits, depth)
+        if tree.drafted > depth and tree.tokens[-1] in (0, 3, 5):
+            for column in (tree.tokens, tree.parents, tree.q, tree.sources, tree.depths):
+                column.pop()
+            return False
+        return more
+
+
+class ReportsUniform(DraftModel):
+    def _extend(self, row, tree, logits, depth):
+        more = super()._extend(row, tree, logits, depth)
+        if tree.drafted > depth:
+            tree.q[-1] = torch.full((TOKENS,), 1 / TOKENS)
+        return more
+
+
+@pytest.mark.parametrize("biased", [LooksAtTheToken, ReportsUniform])
+def test_engine_negative_control(
+    target: BlockTarget, drafter_model: BlockTarget, biased: type[AutoregressiveDrafter]
+) -> None:
+    drafter = biased(target, model=drafter_model)
+    p, _ = engine_fit(target, drafter, POLICIES.parse("fixed").build, "rejection")
+    assert p < SIGNIFICANCE
+
+
+def test_layer_skip_drafts_are_sampled(target: BlockTarget) -> None:
+    """The tests above would say nothing if the drafts were the target's own distribution."""
+    assert LayerSkip(target).skip.sublayers

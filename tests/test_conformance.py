@@ -1,0 +1,261 @@
+"""What every drafter gives under every policy and verifier: plain decoding's output. A drafter or policy that is
+registered is tested here; one that needs options gets them in `OPTIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+import paceline
+from helpers import Oracle, hf_greedy, perturbed, small_neox
+from paceline import DRAFTERS, LLM, POLICIES
+from paceline.decoding.request import VERIFIERS
+from paceline.drafters.none import NoDrafter
+from tiny import byte_tokenizer, small_llama
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {"llama": small_llama, "gpt_neox": small_neox}
+
+#: Options of drafters that cannot do without; the folder is that of a draft model that is right now and then.
+OPTIONS: dict[str, Callable[[Path], str]] = {
+    "draft-model": lambda folder: f":model={folder}",
+}
+
+#: Prompts of different lengths; repetition gives n-gram drafters something to copy.
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 9, [42, 43]]
+NEW = 16
+
+
+class World:
+    """A target with everything that is compared against it; drafters are made once."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.model, self.folder = MODELS[name](), folder
+        self.truths = {tuple(prompt): hf_greedy(self.model, prompt, NEW) for prompt in PROMPTS}
+        draft = perturbed(MODELS[name](), noise=0.05)
+        draft.save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+        self.plain = paceline.load(self.model, drafter="none", tokenizer=byte_tokenizer())
+        self.made: dict[str, LLM] = {}
+
+    @property
+    def truth(self) -> list[list[int]]:
+        return list(self.truths.values())
+
+    def llm(self, drafter: str, policy: str | None = None, verifier: str = "auto") -> LLM:
+        if drafter not in self.made:
+            options = OPTIONS[drafter](self.folder) if drafter in OPTIONS else ""
+            self.made[drafter] = self.plain.method(drafter + options)
+        made = self.made[drafter]
+        rule = POLICIES.parse(policy or type(made.drafter).default_policy)
+        return LLM(self.plain.target, made.drafter, rule, verifier)
+
+    def oracle(self, truths: dict[tuple[int, ...], list[int]] | None = None, policy: str = "fixed:k=4") -> LLM:
+        return self.plain.method(lambda target: Oracle(target, truths or self.truths), policy)
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(
+            "PACELINE_CACHE", str(tmp_path_factory.mktemp("cache"))
+        )  # nothing found or trained on this machine
+        yield World(request.param, tmp_path_factory.mktemp("draft"))
+
+
+def ids(llm: LLM, batch: int | None = 3, prompts: list[list[int]] = PROMPTS, **sampling: object) -> list[list[int]]:
+    sampling = {"max_new_tokens": NEW, "eos": (), **sampling}
+    return [output.tokens for output in llm.generate(prompts, batch=batch, **sampling)]
+
+
+def test_plain_decoding_is_transformers(world: World) -> None:
+    assert ids(world.plain) == world.truth
+    assert ids(world.plain, batch=1) == world.truth
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("drafter", list(DRAFTERS))
+def test_greedy_batch(world: World, drafter: str, policy: str, verifier: str) -> None:
+    """Ragged prompts, fewer rows than requests: as each prompt alone in plain decoding."""
+    assert ids(world.llm(drafter, policy, verifier)) == world.truth
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("drafter", list(DRAFTERS))
+def test_greedy_alone(world: World, drafter: str, policy: str) -> None:
+    for prompt, truth in list(world.truths.items())[1:3]:
+        assert ids(world.llm(drafter, policy), prompts=[list(prompt)]) == [truth]
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("drafter", list(DRAFTERS))
+def test_match_gives_the_seeds_own_sample(world: World, drafter: str, policy: str) -> None:
+    """Sample-match draws by output position: a seed gives the same tokens whatever drafts."""
+    sampling = {"temperature": 0.8, "top_p": 0.95, "seed": 3, "max_new_tokens": 10}
+    assert ids(world.llm(drafter, policy, "match"), **sampling) == ids(world.plain, **sampling)
+
+
+@pytest.mark.parametrize("verifier", ["auto", "rejection"])
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("drafter", list(DRAFTERS))
+def test_sampling_ends_and_repeats(world: World, drafter: str, policy: str, verifier: str) -> None:
+    """Length, record and reproducibility; the distribution is tested in decoding/test_losslessness.py."""
+    llm = world.llm(drafter, policy, verifier)
+    outputs = llm.generate(PROMPTS, batch=3, eos=(), temperature=0.7, seed=1, max_new_tokens=8)
+    for output in outputs:
+        assert len(output.tokens) == output.stats.tokens == sum(r.emitted for r in output.stats.rounds) == 8
+        assert output.finish_reason == "length"
+        assert sum(source != "target" for source in output.stats.sources) == output.stats.accepted
+    again = llm.generate(PROMPTS, batch=3, eos=(), temperature=0.7, seed=1, max_new_tokens=8)
+    assert [output.tokens for output in again] == [output.tokens for output in outputs]
+
+
+@pytest.mark.parametrize("drafter", list(DRAFTERS))
+def test_no_draft(world: World, drafter: str) -> None:
+    """k = 0 is plain decoding, and so is a request that has room for one token only."""
+    for policy, new in (("fixed:k=0", NEW), (None, 1)):
+        outputs = world.llm(drafter, policy).generate(PROMPTS, batch=3, eos=(), max_new_tokens=new)
+        for output, truth in zip(outputs, world.truth, strict=True):
+            assert output.tokens == truth[:new]
+            assert output.stats.drafted == 0
+            assert len(output.stats.rounds) == new
+
+
+@pytest.mark.parametrize("drafter", list(DRAFTERS))
+def test_never_drafts_beyond_its_room(world: World, drafter: str) -> None:
+    for new in (2, 3, 5):
+        outputs = world.llm(drafter, "fixed:k=4").generate(PROMPTS, batch=3, eos=(), max_new_tokens=new)
+        for output, truth in zip(outputs, world.truth, strict=True):
+            assert output.tokens == truth[:new]
+            done = 0
+            for record in output.stats.rounds:
+                assert record.depth <= min(4, new - done - 1)
+                done += record.emitted
+
+
+@pytest.mark.parametrize("drafter", list(DRAFTERS))
+def test_stops_and_processors(world: World, drafter: str) -> None:
+    check_eos(world, world.llm(drafter))
+    check_stop_strings(world, world.llm(drafter))
+    check_processors(world, world.llm(drafter))
+
+
+# -- drafts whose acceptance is anything but trivial ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "fixed:k=9"])
+def test_oracle(world: World, policy: str) -> None:
+    """Chains and trees, true, half true and false, in one batch and alone."""
+    llm = world.oracle(policy=policy)
+    for batch in (3, 1):
+        outputs = llm.generate(PROMPTS, batch=batch, eos=(), max_new_tokens=NEW)
+        assert [output.tokens for output in outputs] == world.truth
+    assert sum(output.stats.accepted for output in outputs) > NEW  # the truths were taken
+
+
+def test_oracle_stops_and_processors(world: World) -> None:
+    """With drafts of k = 9 that know the truth, stops and limits come in the midst of a draft."""
+    check_eos(world, world.oracle(policy="fixed:k=9"))
+    check_stop_strings(world, world.oracle(policy="fixed:k=9"))
+    check_processors(world, world.plain, oracle=world.oracle)
+    truthful = world.plain.method(lambda target: Oracle(target, world.truths, ["truth"]), "fixed:k=9")
+    for new in (1, 2, 5, 10, 11, 12):
+        assert ids(truthful, max_new_tokens=new) == [truth[:new] for truth in world.truth]
+    for eos in {truth[4] for truth in world.truth}:
+        for output, truth in zip(truthful.generate(PROMPTS, eos=(eos,), max_new_tokens=NEW), world.truth, strict=True):
+            assert output.tokens == truth[: truth.index(eos) + 1 if eos in truth else NEW]
+            assert output.finish_reason == ("eos" if eos in truth else "length")
+            assert output.stats.accepted <= output.stats.tokens  # what was drafted behind the stop does not count
+
+
+def test_oracle_under_sample_match(world: World) -> None:
+    sampling = {"temperature": 0.9, "top_k": 40, "seed": 11}
+    plain = ids(world.plain, **sampling)
+    told = dict(zip(world.truths, plain, strict=True))
+    assert ids(world.oracle(told), **sampling) == plain
+    llm = world.oracle(told)
+    llm.verifier = "match"
+    assert ids(llm, batch=1, **sampling)[:1] == plain[:1]
+
+
+# -- what is asked of each ----------------------------------------------------------------------------------------
+
+
+def check_eos(world: World, llm: LLM) -> None:
+    """The token ends the output wherever in a draft it stands, as in transformers."""
+    for eos in ({truth[5] for truth in world.truth[:2]}, {truth[2] for truth in world.truth}):
+        want = [hf_greedy(world.model, prompt, NEW, eos_token_id=sorted(eos)) for prompt in PROMPTS]
+        assert ids(llm, eos=tuple(eos)) == want
+
+
+def check_stop_strings(world: World, llm: LLM) -> None:
+    """The text ends before the string, the tokens with the one that completes it."""
+    tokenizer = world.plain.tokenizer
+    texts = [tokenizer.decode(truth) for truth in world.truth]
+    stops = [next(char for char in text[2:] if char != "\ufffd") for text in texts[:2]]
+    for stop in ((stops[0],), (stops[1], "never said"), (texts[0][3:6].strip("\ufffd") or stops[0],)):
+        outputs = llm.generate(PROMPTS, batch=3, eos=(), stop=stop, max_new_tokens=NEW)
+        for output, truth in zip(outputs, world.truth, strict=True):
+            prefixes = [tokenizer.decode(truth[: n + 1]) for n in range(NEW)]
+            hits = [n for n, text in enumerate(prefixes) if any(string in text for string in stop)]
+            assert output.tokens == (truth[: hits[0] + 1] if hits else truth)
+            assert output.finish_reason == ("stop" if hits else "length")
+            text = prefixes[hits[0] if hits else -1]
+            assert output.text == text[: min((text.find(s) for s in stop if s in text), default=None)]
+
+
+def check_processors(world: World, llm: LLM, oracle: Callable[..., LLM] | None = None) -> None:
+    """Greedy with history-dependent processors, against transformers' generate with the same settings. With `oracle`,
+    the drafts come from one that knows the processed continuation."""
+    eos = world.truth[0][3]
+    for options in (
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 9, "repetition_penalty": 1.1, "no_repeat_ngram_size": 3},
+    ):
+        want = [hf_greedy(world.model, prompt, NEW, eos_token_id=eos, **options) for prompt in PROMPTS]
+        if oracle is not None:
+            llm = oracle(dict(zip(world.truths, want, strict=True)))
+        assert ids(llm, eos=(eos,), **options) == want
+
+
+# -- the real model ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def default() -> LLM:
+    return paceline.load("smollm2-135m", drafter="none")
+
+
+TEXTS = [
+    "List the days of the week, then list the days of the week again.",
+    "Copy this line three times: the quick brown fox jumps over the lazy dog.",
+]
+
+
+@pytest.fixture(scope="module")
+def default_truth(default: LLM) -> list[list[int]]:
+    """Plain decoding, each prompt alone."""
+    return [default.generate(text, max_new_tokens=24).tokens for text in TEXTS]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name not in OPTIONS])
+def test_default_model(default: LLM, default_truth: list[list[int]], drafter: str) -> None:
+    """Greedy in float32: what plain decoding gives, and in a batch what each prompt gives alone."""
+    llm = default.method(drafter)
+    assert [output.tokens for output in llm.generate(TEXTS, max_new_tokens=24)] == default_truth
+    assert llm.generate(TEXTS[0], max_new_tokens=24).tokens == default_truth[0]
+
+
+@pytest.mark.model
+def test_default_model_trees(default: LLM, default_truth: list[list[int]]) -> None:
+    prompts = [default.encode(text) for text in TEXTS]
+    truths = {tuple(prompt): truth for prompt, truth in zip(prompts, default_truth, strict=True)}
+    llm = default.method(lambda target: Oracle(target, truths), "fixed:k=6")
+    for batch in (1, 2):
+        assert ids(llm, batch, prompts, max_new_tokens=24, eos=None) == default_truth
+    assert not isinstance(llm.drafter, NoDrafter)
