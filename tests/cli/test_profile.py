@@ -25,6 +25,12 @@ def test_profile_prints_and_stores(run, tiny_model_dir, cache_dir):
     assert len(list((cache_dir / "profiles").iterdir())) == 1  # the new one in place of the old
 
 
+def test_a_drafter_that_proposes_nothing(run, tiny_model_dir):
+    code, out, _ = run("profile", "-m", tiny_model_dir, "--context", 8, "--repeats", 1, "--drafter", "none")
+    assert code == 0
+    assert "none: proposed nothing" in out
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -84,7 +84,8 @@ def _quiet(debug: bool) -> None:
     """Keep the libraries' chatter off the terminal, and never fail for a character it cannot show."""
     if not debug and not sys.warnoptions:
         warnings.simplefilter("ignore")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for library in ("TRANSFORMERS", "HF_HUB"):
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

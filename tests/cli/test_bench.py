@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def suite(tmp_path):
+    file = tmp_path / "suite.jsonl"
+    rows = [
+        {"id": f"{task}-{i}", "task": task, "turns": [f"{task} {i} " * 5]} for task in ("chat", "edit") for i in (1, 2)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_options_reach_the_benchmark(run, tiny_model_dir, suite, tmp_path):
+    words = ["bench", "-m", tiny_model_dir, "--suite", suite, "--out", tmp_path / "out", "-n", 8, "--seed", 1]
+    words += ["--methods", "ar,prompt-lookup", "--tasks", "edit", "--limit", 1, "--temperature", "0,0.5", "--batch", 2]
+    code, out, _ = run(*words, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["out"] == str(tmp_path / "out")
+    assert {(row["method"], row["temperature"]) for row in told["rows"]} == {
+        (method, temperature) for method in ("ar", "prompt-lookup") for temperature in (0, 0.5)
+    }
+    assert {(row["prompts"], row["batch"]) for row in told["rows"]} == {(1, 2)}
+    assert {row["task"] for row in told["rows"]} == {"overall", "edit"}
+    assert max(row["tokens"] for row in told["rows"]) <= 8
+
+    code, out, _ = run(*words)  # finished before: shown again
+    assert code == 0
+    assert "prompt-lookup" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (("--out", "x"), 2, "--suite"),
+        (("--suite", "missing.jsonl", "--out", "x"), 1, "missing.jsonl"),
+        (("--suite", "{suite}", "--out", "x", "--temperature", "hot"), 1, "--temperature"),
+        (("--suite", "{suite}", "--out", "x", "--methods", "nope"), 1, "unknown method 'nope'"),
+        (("--suite", "{suite}", "--out", "x", "--batch", "0"), 2, "--batch"),
+    ],
+)
+def test_refused(run, tiny_model_dir, suite, words, code, part):
+    result = run("bench", "-m", tiny_model_dir, *(word.format(suite=suite) for word in words))
+    assert (result.code, result.out) == (code, "")
+    assert result.err.count("\n") == 1
+    assert part in result.err
