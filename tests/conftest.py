@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tiny import byte_tokenizer, small_llama
+
+# The same examples every time, and no time limits: machines are shared.
+settings.register_profile("paceline", deadline=None, derandomize=True)
+settings.load_profile("paceline")
 
 
 @pytest.fixture(scope="session")

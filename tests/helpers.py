@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pytest
 import torch
 from scipy.stats import chi2
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
@@ -16,6 +17,15 @@ from paceline.targets.target import Target
 
 #: p-value under which a distribution counts as wrong: false alarms are as good as impossible, and seeds are fixed.
 SIGNIFICANCE = 1e-4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """For modules that import it: tiny models are fastest on one thread, above all when others want the cores too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def small_neox(seed: int = 0, **config: object) -> GPTNeoXForCausalLM:

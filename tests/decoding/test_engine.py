@@ -1,0 +1,240 @@
+"""The engine: its cache after every round, requests that come and go, and the record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import Oracle, hf_greedy, perturbed, small_neox
+from paceline.decoding.engine import Engine
+from paceline.decoding.request import Request
+from paceline.decoding.stats import PHASES, Clock, Round, Stats
+from paceline.drafters.base import Row
+from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.none import NoDrafter
+from paceline.drafters.tree import TokenTree
+from paceline.errors import OptionError
+from paceline.policies.base import StoppingPolicy
+from paceline.policies.fixed import Fixed
+from paceline.targets.cache import KVCache
+from paceline.targets.target import BlockTarget, PassOutput, Target
+from tiny import small_llama
+
+TARGETS = {name: BlockTarget(make()) for name, make in (("llama", small_llama), ("gpt_neox", small_neox))}
+NEW = 10
+PROMPTS = {name: [[n] * n + [3, 4] for n in (1, 7, 2, 12, 5)] for name in TARGETS}
+TRUTHS = {name: {tuple(p): hf_greedy(target.model, p, NEW) for p in PROMPTS[name]} for name, target in TARGETS.items()}
+
+
+def check_cache(target: Target, rows: Sequence[Row], cache: KVCache) -> None:
+    """The invariant at every round's start: a row's cache is that of a fresh prefill of all its tokens but the last."""
+    for slot, row in enumerate(rows):
+        assert row.slot == slot
+        committed = row.ids[:-1]
+        assert cache.lengths[slot] == len(committed)
+        fresh = target.new_cache(1, len(committed) + 1)
+        target.prefill(committed, fresh)
+        got = cache.store[:, :, slot, :, : len(committed)]
+        torch.testing.assert_close(got, fresh.store[:, :, 0, :, : len(committed)], rtol=0, atol=3e-6)
+
+
+class Watched(Oracle):
+    """Checks the target's cache before every round, and what it is told after it."""
+
+    taps = (0, 2)
+
+    def start(self, cache: KVCache) -> None:
+        self.cache, self.rounds = cache, 0
+
+    def begin(self, row: Row, hidden: dict[int, torch.Tensor]) -> None:
+        super().begin(row, hidden)
+        embedded = self.target.model.get_input_embeddings()(torch.tensor(row.ids[:-1], dtype=torch.long))
+        torch.testing.assert_close(hidden[0], embedded)
+        assert hidden[2].shape == embedded.shape
+
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        self.rounds += 1
+        check_cache(self.target, rows, self.cache)
+        return super().draft(rows)
+
+    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        assert len(out.logits) == len(out.taps[2]) == len(tree)
+        ids = self.target.model.get_input_embeddings()(torch.tensor(tree.tokens))
+        torch.testing.assert_close(out.taps[0], ids)
+        assert path == tree.path(path[-1])
+
+
+@settings(max_examples=10)
+@given(
+    name=st.sampled_from(list(TARGETS)),
+    order=st.permutations(range(5)),
+    limits=st.lists(st.sampled_from([1, 4, NEW]), min_size=5, max_size=5),
+    batch=st.integers(1, 5),
+    k=st.integers(0, 6),
+    seed=st.integers(0, 1000),
+)
+def test_cache_is_that_of_a_fresh_prefill(name, order, limits, batch, k, seed) -> None:
+    """After any rounds over ragged rows, with rows that leave, move and join."""
+    target, truths = TARGETS[name], TRUTHS[name]
+    prompts = [PROMPTS[name][index] for index in order]
+    requests = [Request(p, limit=limit, policy=Fixed(k=k)) for p, limit in zip(prompts, limits, strict=True)]
+    drafter = Watched(target, truths, seed=seed)
+    seen = list(Engine(target, drafter).run(requests, batch))
+    assert len(seen) == sum(len(request.stats.rounds) for request in requests)
+    assert drafter.rounds >= max(len(request.stats.rounds) for request in requests)
+    for request, prompt, limit in zip(requests, prompts, limits, strict=True):
+        assert request.output == truths[tuple(prompt)][:limit]
+
+
+class Moody(StoppingPolicy):
+    """Drafts nothing for a while, then a few tokens."""
+
+    def __init__(self, idle: int, k: int = 3) -> None:
+        self.limit, self.idle = k, idle
+
+    def more(self, depth: int) -> bool:
+        return self.idle <= 0 and depth < self.limit
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self.idle -= 1
+
+
+class WatchedDraftModel(DraftModel):
+    """Checks the draft model's cache whenever it is about to draft, and how often it is right."""
+
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> torch.Tensor:
+        for row, tree in zip(rows, trees, strict=True):
+            read = self.cache.lengths[row.slot]
+            if depth > 0 and len(tree) <= depth:
+                continue  # no longer drafting
+            fresh = self.drafter.new_cache(1, 64)
+            self.drafter.prefill((row.ids + tree.tokens[1:])[:read], fresh)
+            got = self.cache.store[:, :, row.slot, :, :read]
+            torch.testing.assert_close(got, fresh.store[:, :, 0, :, :read], rtol=0, atol=3e-6)
+        return super().step(rows, trees, depth)
+
+
+@settings(max_examples=10)
+@given(
+    idle=st.lists(st.integers(0, NEW + 2), min_size=5, max_size=5),
+    batch=st.integers(1, 5),
+    noise=st.sampled_from([0.0, 0.03, 0.1]),
+)
+def test_draft_models_cache(idle: list[int], batch: int, noise: float) -> None:
+    """The same of the draft model's, whatever it drafted, was refused, or had no part in for rounds on end."""
+    target = TARGETS["llama"]
+    drafter = WatchedDraftModel(target, model=BlockTarget(perturbed(small_llama(), noise)))
+    requests = [
+        Request(prompt, limit=NEW - index, policy=Moody(rounds))
+        for index, (prompt, rounds) in enumerate(zip(PROMPTS["llama"], idle, strict=True))
+    ]
+    for _ in Engine(target, drafter).run(requests, batch):
+        pass
+    for request in requests:
+        assert request.output == TRUTHS["llama"][tuple(request.ids[: request.prompt_length])][: request.limit]
+        if noise == 0:
+            assert request.stats.accepted == request.stats.drafted
+
+
+def test_draft_model_catches_up_beside_a_full_row() -> None:
+    """What a row has left to read must not widen the pass of one whose cache is nearly full."""
+    target = TARGETS["llama"]
+    drafter = DraftModel(target, model=target)
+    lagging, filler, full = (
+        Request(prompt, limit=limit, policy=Moody(idle))
+        for prompt, limit, idle in zip(
+            PROMPTS["llama"][:1] + PROMPTS["llama"][2:4], (NEW, 8, 2), (8, 99, 0), strict=True
+        )
+    )
+    for _ in Engine(target, drafter).run([lagging, filler, full], batch=2):
+        pass
+    for request in (lagging, filler, full):
+        assert request.output == TRUTHS["llama"][tuple(request.ids[: request.prompt_length])][: request.limit]
+    assert full.stats.accepted == lagging.stats.accepted == 1
+
+
+class TestRun:
+    target = TARGETS["llama"]
+
+    def requests(self, *limits: int) -> list[Request]:
+        return [Request([n + 1, 2], limit=limit, policy=Fixed(k=0)) for n, limit in enumerate(limits)]
+
+    def run(self, requests: list[Request], batch: int | None = None) -> list[Request]:
+        return list(Engine(self.target, NoDrafter(self.target)).run(requests, batch))
+
+    def test_rows_come_and_go(self) -> None:
+        """A request joins as soon as there is a row; each is yielded after every round it took part in."""
+        a, b, c, d = requests = self.requests(1, 3, 2, 1)
+        got = self.run(requests, batch=2)
+        assert got == [a, b, b, c, b, c, d]
+        assert [got.count(request) for request in requests] == [1, 3, 2, 1]
+        assert all(request.finish_reason == "length" for request in requests)
+
+    def test_nothing_to_do(self) -> None:
+        assert self.run([]) == []
+
+    @pytest.mark.parametrize("batch", [0, -1])
+    def test_batch_below_one(self, batch: int) -> None:
+        with pytest.raises(OptionError, match="batch must be at least 1"):
+            self.run(self.requests(1), batch)
+
+    def test_engine_is_reusable(self) -> None:
+        engine = Engine(self.target, NoDrafter(self.target))
+        first, second = self.requests(4, 4), self.requests(4, 4)
+        for _ in engine.run(first):
+            break  # a consumer that stops half-way
+        for _ in engine.run(second):
+            pass
+        assert [len(request.output) for request in second] == [4, 4]
+
+    def test_gradients_are_off(self) -> None:
+        [request] = self.requests(2)
+        run = Engine(self.target, NoDrafter(self.target)).run([request])
+        next(run)
+        assert torch.is_grad_enabled()  # and on again for whoever consumes
+        assert not torch.is_inference_mode_enabled()
+
+
+class TestStats:
+    def test_record_of_a_run(self) -> None:
+        target, truths = TARGETS["llama"], TRUTHS["llama"]
+        prompt = PROMPTS["llama"][1]
+        request = Request(prompt, limit=NEW, policy=Fixed(k=4))
+        began = time.perf_counter()
+        for _ in Engine(target, Oracle(target, truths, ["truth"])).run([request]):
+            pass
+        wall = time.perf_counter() - began
+        stats = request.stats
+        assert [(r.drafted, r.depth, r.accepted, r.emitted) for r in stats.rounds] == [(4, 4, 4, 5), (4, 4, 4, 5)]
+        assert stats.sources == (["oracle"] * 4 + ["target"]) * 2
+        assert (stats.prompt_tokens, stats.tokens, stats.drafted, stats.accepted) == (len(prompt), NEW, 8, 8)
+        assert stats.tau == 5
+        assert 0 < stats.prefill_seconds < stats.seconds <= wall
+        assert set(stats.split) == set(PHASES)
+        assert sum(stats.split.values()) <= stats.seconds - stats.prefill_seconds
+        assert stats.tokens_per_s == pytest.approx(NEW / stats.seconds)
+
+    def test_metrics(self) -> None:
+        seconds = dict.fromkeys(PHASES, 0.5)
+        stats = Stats(3, [Round(4, 4, 3, 4, seconds), Round(2, 2, 0, 1, seconds)], ["x"] * 3 + ["target"] * 2)
+        assert (stats.tau, stats.v_d, stats.r_d) == (2.5, 0.5, 0.6)
+        assert stats.split == dict.fromkeys(PHASES, 1.0)
+        assert stats.as_dict()["v_d"] == 0.5
+
+    def test_of_nothing(self) -> None:
+        made = Stats().as_dict()
+        assert made.pop("split") == dict.fromkeys(PHASES, 0)
+        assert set(made.values()) == {0}
+
+    def test_clock(self) -> None:
+        clock = Clock()
+        time.sleep(0.01)
+        clock.lap("draft")
+        clock.lap("verify")
+        assert clock.seconds["draft"] >= 0.01 > clock.seconds["verify"]
+        assert clock.seconds["sample"] == 0
