@@ -112,7 +112,12 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tier", choices=list(TIERS), default="reference")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of the main thread, for a busy machine; set OMP_NUM_THREADS=1"
+    )
     options = parser.parse_args()
+    if options.cpu_time:
+        time.perf_counter = time.thread_time
 
     llm = paceline.load(options.model, drafter="none", tier=options.tier)
     methods = {name: llm.method("none" if name == "ar" else name) for name in options.methods.split(",")}

@@ -12,6 +12,7 @@ from paceline.bench import BenchConfig, Row, Summary, print_summary, run
 from paceline.bench import runner as runner_module
 from paceline.bench.methods import Paceline
 from paceline.errors import ContextOverflow, OptionError, UnsupportedModel
+from paceline.targets import Target
 from tiny import byte_tokenizer
 
 METHODS = ("ar", "hf", "prompt-lookup+fixed:k=3")
@@ -206,6 +207,24 @@ def test_later_turns_continue_plain_decodings_answer(config: dict[str, Any]) -> 
     text = byte_tokenizer().decode(calls[0]["outputs"][0], skip_special_tokens=True)
     assert lengths[3][0] == lengths[0][0] + len(byte_tokenizer().encode(text + roles)) - len("assistant: ")
     assert json.loads((config["out"] / "results.jsonl").read_text().splitlines()[0])["prompts"] == 2
+
+
+def test_a_fast_tier_gets_one_model_of_its_own_for_transformers(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    original, loaded = runner_module.load_model, []
+
+    def load_model(name: str, **options: Any) -> Any:
+        loaded.append(name)
+        return original(name, **options)
+
+    monkeypatch.setattr(runner_module, "load_model", load_model)
+    monkeypatch.setattr(Target, "tier", "fast")
+    summary = run(BenchConfig(**config | {"methods": "ar,hf,hf-lookup", "tasks": "qa"}))
+    assert loaded == [config["model"]]
+    assert [row["wrong"] for row in summary.rows] == [0] * 6
+    run(BenchConfig(**config | {"methods": "ar,prompt-lookup", "tasks": "qa", "out": tmp_path / "without"}))
+    assert loaded == [config["model"]]
 
 
 def test_batches(config: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -30,11 +31,12 @@ def _table(rows: list[Row]) -> Table:
     first = rows[0]
     kind = "greedy" if first["temperature"] == 0 else f"temperature {first['temperature']:g}"
     batch = f", batch {first['batch']}" if first["batch"] > 1 else ""
-    table = Table(title=f"{escape(first['task'])}: {first['prompts']} prompts, {kind}{batch}", title_justify="left")
-    table.add_column("method", no_wrap=True)
+    title = f"{escape(first['task'])}: {first['prompts']} prompts, {kind}{batch}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=19)
     used = [(name, show) for name, show in COLUMNS.items() if any(show(row) is not None for row in rows)]
     for name, _ in used:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for row in rows:
         style = "red" if row["wrong"] else None
         table.add_row(escape(row["method"]), *((show(row) or "-") for _, show in used), style=style)
@@ -59,17 +61,18 @@ def _verdicts(row: Row) -> str | None:
     return None if row["identical"] is None else f"{row['identical']}/{row['tie']}/{row['wrong']}"
 
 
+#: In the order of the table, which fits into 80 columns; "eq14" is the predicted speedup, the split is in %.
 COLUMNS: dict[str, Callable[[Row], str | None]] = {
     "tok/s": _number("tokens_per_s", ".1f"),
     "x ar": _number("speedup_ar", ".2f"),
     "x hf": _number("speedup_hf", ".2f"),
-    "eq. 14": _number("predicted_speedup", ".2f"),
+    "eq14": _number("predicted_speedup", ".2f"),
     "tau": _number("tau", ".2f"),
     "v_d": _number("v_d", ".2f"),
     "r_d": _number("r_d", ".2f"),
-    "HM %": _number("hm", ".0f"),
-    "draft/verify/sample/other %": _split,
-    "same/tie/WRONG": _verdicts,
+    "HM": _number("hm", ".0f"),
+    "same/tie\n/WRONG": _verdicts,
+    "draft/ver\n/sam/other": _split,
 }
 
 
@@ -78,10 +81,8 @@ def _remarks(summary: Summary) -> list[str]:
     for row in (row for row in summary.rows if row["task"] == OVERALL):
         name, at = escape(row["method"]), f"at temperature {row['temperature']:g}"
         if row["wrong"]:
-            lines.append(
-                f"[bold red]WRONG[/]: {name}: {row['wrong']} of {row['prompts']} outputs {at} differ from plain"
-            )
-            lines[-1] += " decoding's by more than noise; see differences.jsonl"
+            count = f"{row['wrong']} of {row['prompts']} outputs {at}"
+            lines.append(f"[bold red]WRONG[/]: {name}: {count} differ by more than noise: see differences.jsonl")
         slower = row["speedup_ar"] is not None and row["speedup_ar"] < 1
         if slower and row["method"] != AR and not is_baseline(row["method"]):
             lines.append(f"[yellow]slower than plain decoding[/]: {name} {at}: {row['speedup_ar']:.2f}x")
