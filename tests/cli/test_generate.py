@@ -11,6 +11,7 @@ from rich.console import Console
 
 import paceline
 from paceline.cli.compare import show_comparison
+from paceline.cli.console import harmless
 from paceline.cli.pieces import pieces
 from tiny import byte_tokenizer, small_llama
 
@@ -47,6 +48,16 @@ def test_text_goes_to_stdout_and_statistics_to_stderr(run, tiny_model_dir, llm):
     assert out.removesuffix("\n") == llm.generate(PROMPT, max_new_tokens=20).text.removesuffix("\n")
     assert re.fullmatch(r"20 tokens · [\d.]+ tokens/s · tau [\d.]+ · .*prefill .*verify .*\n", err)
     assert "\x1b" not in out + err
+
+
+def test_colour_adds_nothing_but_colour(run, tiny_model_dir, llm, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = run("generate", PROMPT, "-m", tiny_model_dir, "-n", 150, "--colour").out
+    assert "\x1b[36m" in out
+    text = harmless(llm.generate(PROMPT, max_new_tokens=150).text)
+    assert re.sub(r"\x1b\[[\d;]*m", "", out).rstrip("\n") == text.rstrip("\n")
 
 
 def test_json(run, tiny_model_dir, llm):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.decoding.stats import Stats
 
 TARGET = "target"
+PLAIN = "default"  # the terminal's own colour
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue")
 _HARMLESS = {code: 0xFFFD for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
@@ -37,7 +39,7 @@ class Palette:
     """A colour for each drafter, in order of appearance; the target's tokens keep the terminal's own."""
 
     def __init__(self) -> None:
-        self.styles: dict[str, str] = {TARGET: "default"}
+        self.styles: dict[str, str] = {TARGET: PLAIN}
 
     def style(self, source: str) -> str:
         return self.styles.setdefault(source, _COLOURS[(len(self.styles) - 1) % len(_COLOURS)])
@@ -57,17 +59,17 @@ class Palette:
 
 
 def write(llm: LLM, request: Request, colour: bool) -> None:
-    """Run the request, its text going to standard output as it comes."""
-    console, palette, text = Console(highlight=False), Palette(), ""
-    coloured, terminal = colour and fancy(console), sys.stdout.isatty()
+    """Run the request, its text going to standard output as it comes; a last line is always ended."""
+    console, palette, last = Console(), Palette(), ""
+    coloured = colour and fancy(console)
     for news in pieces(llm, request):
-        text = "".join(piece.text for piece in news)
-        if coloured:
-            console.print(palette.text(news), end="", soft_wrap=True)
-        else:
-            sys.stdout.write(harmless(text) if terminal else text)
+        for piece in news:
+            last = harmless(piece.text) if console.is_terminal else piece.text
+            style = palette.style(piece.source)
+            # not through rich, which would expand tabs without knowing the column
+            sys.stdout.write(last if not coloured or style == PLAIN else typer.style(last, fg=style))
         sys.stdout.flush()
-    if terminal or not text.endswith("\n"):
+    if not last.endswith("\n"):
         print(flush=True)
 
 
