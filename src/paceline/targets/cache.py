@@ -31,6 +31,7 @@ class KVCache:
     def __init__(self, store: Float[Tensor, "layers 2 batch kv_heads capacity head_dim"], lengths: np.ndarray) -> None:
         self.store = store
         self.lengths = lengths
+        self._layers = [layer.unbind() for layer in store.unbind()]  # views made once: they cost more than a write
 
     @classmethod
     def allocate(
@@ -50,20 +51,22 @@ class KVCache:
 
     def rows(self, start: int, stop: int) -> KVCache:
         """A view of the rows `start .. stop-1`."""
+        if (start, stop) == (0, self.batch):
+            return self
         return KVCache(self.store[:, :, start:stop], self.lengths[start:stop])
 
     def write(self, layer: int, span: Span, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store `[batch, kv_heads, width, head_dim]` at the span's slots; returns views of the slots `0 .. end-1`."""
-        key_store, value_store = self.store[layer, 0], self.store[layer, 1]
+        key_store, value_store = self._layers[layer]
         if span.batch == 1:
-            at = int(span.starts[0]) + span.offset
-            key_store[:, :, at : at + span.width] = keys
-            value_store[:, :, at : at + span.width] = values
+            at = span.end - span.width
+            key_store.narrow(2, at, span.width).copy_(keys)
+            value_store.narrow(2, at, span.width).copy_(values)
         else:
             row = torch.arange(span.batch, device=keys.device)[:, None]
             key_store[row, :, span.slots] = keys.transpose(1, 2)
             value_store[row, :, span.slots] = values.transpose(1, 2)
-        return key_store[:, :, : span.end], value_store[:, :, : span.end]
+        return key_store.narrow(2, 0, span.end), value_store.narrow(2, 0, span.end)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, of each row's draft region, the nodes of `paths[row]` (ascending), as the row's next tokens."""

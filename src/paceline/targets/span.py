@@ -39,7 +39,7 @@ class Span:
     def width(self) -> int:
         return self.ids.shape[1]
 
-    @property
+    @cached_property
     def end(self) -> int:
         """One past the last cache slot any row touches."""
         return int(self.starts.max()) + self.offset + self.width
