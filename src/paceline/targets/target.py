@@ -200,6 +200,8 @@ class WholeTarget(Target):
         raise self._no_blocks()
 
     def forward(self, span: Span, cache: KVCache, taps: Collection[int] = (), keep: int = 0) -> PassOutput:
+        if self.num_layers in taps:  # what the model reports last has passed the final norm
+            raise self._no_blocks()
         out = self.model(
             input_ids=span.ids,
             # Explicit: left out, the model would build one from its own idea of the cache's length.
@@ -218,7 +220,7 @@ class WholeTarget(Target):
     def _no_blocks(self) -> UnsupportedModel:
         return UnsupportedModel(
             f"{self.config.model_type} models run through their whole forward only: drafters that need the model's "
-            f"layers one by one (layer-skip, early-exit) support {', '.join(FAMILIES)}"
+            f"layers one by one, or the input of its final norm, support {', '.join(FAMILIES)}"
         )
 
     @torch.inference_mode()
