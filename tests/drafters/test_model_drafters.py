@@ -1,0 +1,222 @@
+"""Drafters that run a model: a separate one, and the target with sublayers left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
+from paceline.decoding.engine import Engine
+from paceline.decoding.request import Request
+from paceline.drafters.base import AutoregressiveDrafter, Drafter
+from paceline.drafters.draft_model import DraftModel, fit_vocabulary
+from paceline.drafters.layer_skip import LayerSkip
+from paceline.drafters.skip_set import KINDS, SkipSet, stored_path
+from paceline.errors import OptionError, TokenizerMismatch, UnknownModel
+from paceline.policies.base import StoppingPolicy
+from paceline.policies.fixed import Fixed
+from paceline.targets.target import BlockTarget, Target, as_target
+from tiny import byte_tokenizer, small_llama
+
+PROMPTS = [[5, 6, 7, 8], [100], [1, 2, 3, 4] * 5]
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def target() -> BlockTarget:
+    return BlockTarget(small_llama())
+
+
+def run(target: Target, drafter: Drafter, policy: StoppingPolicy | None = None, **options: object) -> list[Request]:
+    requests = [Request(prompt, limit=NEW, policy=policy or Fixed(k=4), **options) for prompt in PROMPTS]
+    for _ in Engine(target, drafter).run(requests, batch=2):
+        pass
+    return requests
+
+
+def rate(requests: list[Request]) -> float:
+    return sum(r.stats.accepted for r in requests) / sum(r.stats.drafted for r in requests)
+
+
+class TestDraftModel:
+    def test_the_target_itself_is_always_right(self, target: BlockTarget) -> None:
+        assert rate(run(target, DraftModel(target, model=target))) == 1
+        assert rate(run(target, DraftModel(target, model=target), sampling=True, seed=0, verifier="rejection")) == 1
+
+    def test_a_worse_model_is_right_less_often(self, target: BlockTarget) -> None:
+        rates = [
+            rate(run(target, DraftModel(target, model=BlockTarget(perturbed(small_llama(), noise)))))
+            for noise in (0.02, 1.0)
+        ]
+        assert 1 > rates[0] > rates[1]
+
+    def test_another_architecture(self, target: BlockTarget) -> None:
+        drafter = DraftModel(target, model=as_target(small_neox()))
+        for request in run(target, drafter):
+            assert request.output == hf_greedy(target.model, request.ids[: request.prompt_length], NEW)
+
+    @pytest.mark.parametrize(("ours", "theirs"), [(257, 200), (200, 257)])
+    def test_padded_differently(self, ours: int, theirs: int) -> None:
+        """Ids that only one of the two has are never drafted, and harmless in a prompt."""
+        target, drafter = (BlockTarget(small_llama(vocab_size=v, eos_token_id=None)) for v in (ours, theirs))
+        prompt = [ours - 1, 3, ours - 2]
+        for sampling in (False, True):
+            request = Request(prompt, limit=NEW, policy=Fixed(k=3), sampling=sampling, seed=0)
+            for _ in Engine(target, DraftModel(target, model=drafter)).run([request]):
+                pass
+            assert len(request.output) == NEW
+            if not sampling:
+                assert request.output == hf_greedy(target.model, prompt, NEW)
+
+    def test_fit_vocabulary(self) -> None:
+        logits = torch.tensor([[1.0, 2.0, 3.0]])
+        assert fit_vocabulary(logits, 2).tolist() == [[1, 2]]
+        assert fit_vocabulary(logits, 3) is not None
+        assert fit_vocabulary(logits, 4).softmax(-1)[0, 3] == 0
+
+    def test_needs_a_model(self, target: BlockTarget) -> None:
+        with pytest.raises(OptionError, match="draft-model:model=NAME"):
+            DraftModel(target)
+        with pytest.raises(UnknownModel):
+            DraftModel(target, model="no/such/model/anywhere")
+
+    def test_another_tokenizer_is_refused(self, tiny_model_dir: Path) -> None:
+        model = small_llama()
+        mine, other = byte_tokenizer(), byte_tokenizer()
+        other.add_tokens(["<extra>"])
+        assert DraftModel(as_target(model, mine), model=str(tiny_model_dir)).drafter.dtype == torch.float64
+        for tokenizer in (other, None):
+            with pytest.raises(TokenizerMismatch):
+                DraftModel(as_target(model, tokenizer), model=str(tiny_model_dir))
+            with pytest.raises(TokenizerMismatch):
+                DraftModel(as_target(model, mine), model=as_target(model, tokenizer))
+
+
+class TestLayerSkip:
+    def test_nothing_skipped_is_always_right(self, target: BlockTarget, tmp_path: Path) -> None:
+        """The drafted keys and values stand where the target's own would."""
+        SkipSet(3, (), ()).save(tmp_path / "none.json")
+        drafter = LayerSkip(target, skip=str(tmp_path / "none.json"))
+        assert rate(run(target, drafter)) == 1
+        assert rate(run(target, drafter, sampling=True, seed=0, verifier="rejection")) == 1
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_output_is_the_targets(self, target: BlockTarget, tmp_path: Path, kind: str) -> None:
+        SkipSet(3, **{"attention": (), "mlp": (), kind: (0, 1)}).save(tmp_path / "set.json")
+        requests = run(target, LayerSkip(target, skip=str(tmp_path / "set.json")))
+        for request in requests:
+            assert request.output == hf_greedy(target.model, request.ids[: request.prompt_length], NEW)
+        assert rate(requests) < 1
+
+
+class TestSkipSet:
+    def test_even(self) -> None:
+        for layers in range(1, 41):
+            made = SkipSet.even(layers)
+            edge = max(1, layers // 10)
+            assert made.attention == made.mlp == tuple(sorted(set(made.mlp)))
+            assert all(edge <= layer < layers - edge for layer in made.mlp)
+        assert len(SkipSet.even(30).sublayers) == 24
+        assert (1, "mlp") in SkipSet.even(3).sublayers
+
+    def test_stored_and_found(self, target: BlockTarget, cache_dir: Path, tmp_path: Path) -> None:
+        assert SkipSet.find(target) == SkipSet.even(3)
+        made = SkipSet(3, (1,), (1, 2), {"method": "test"})
+        made.save(stored_path(target))
+        assert stored_path(target).is_relative_to(cache_dir)
+        assert SkipSet.find(target) == LayerSkip(target).skip == made
+        assert made.sublayers == {(1, "attention"), (1, "mlp"), (2, "mlp")}
+        assert not list(cache_dir.rglob("*.partial"))
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (None, "cannot read"),
+            ("{", "is not a result of"),
+            ("[]", "is not a result of"),
+            (json.dumps({"layers": 3}), "is not a result of"),
+            (json.dumps({"layers": 4, "attention": [], "mlp": []}), "is for 4 layers; the model has 3"),
+        ],
+    )
+    def test_bad_files(self, target: BlockTarget, tmp_path: Path, content: str | None, message: str) -> None:
+        file = tmp_path / "set.json"
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(OptionError, match=message) as error:
+            LayerSkip(target, skip=str(file))
+        assert "\n" not in str(error.value)
+
+
+class Counting(AutoregressiveDrafter):
+    """Drafts 1, 2, 3, ...; counts its forwards."""
+
+    source = "counting"
+
+    def begin(self, row, hidden) -> None:
+        self.steps = 0
+
+    def step(self, rows, trees, depth):
+        self.steps += 1
+        return torch.nn.functional.one_hot(torch.tensor([depth + 1] * len(rows)), 257) * 50.0
+
+
+class Spy(StoppingPolicy):
+    """Stops where it is told to, and remembers what it was asked."""
+
+    limit, reads_q = 5, True
+
+    def __init__(self, more: int = 5, keep: int = 5) -> None:
+        self.max_more, self.max_keep, self.asked = more, keep, []
+
+    def more(self, depth: int) -> bool:
+        self.asked.append(("more", depth))
+        return depth < self.max_more
+
+    def keep(self, q, depth: int) -> bool:
+        assert q is not None
+        assert q.sum() == pytest.approx(1)
+        assert int(q.argmax()) == depth + 1
+        self.asked.append(("keep", depth))
+        return depth < self.max_keep
+
+
+class TestAutoregressiveDrafter:
+    @pytest.mark.parametrize("sampling", [False, True])
+    @pytest.mark.parametrize(
+        ("more", "keep", "tokens", "steps"),
+        [(5, 5, 5, 5), (0, 5, 0, 0), (2, 5, 2, 2), (5, 0, 0, 1), (5, 2, 2, 3)],
+    )
+    def test_policy_is_asked_before_the_forward_and_before_the_draw(
+        self, target: BlockTarget, sampling: bool, more: int, keep: int, tokens: int, steps: int
+    ) -> None:
+        drafter = Counting(target)
+        policy = Spy(more, keep)
+        request = Request([9, 9], limit=20, policy=policy, sampling=sampling, seed=0)
+        request.slot = 0
+        drafter.begin(request, {})
+        [tree] = drafter.draft([request])
+        assert tree.tokens == [9, *range(1, tokens + 1)]
+        assert drafter.steps == steps
+        assert tree.sampled == (sampling and tokens > 0)
+        want = [question for depth in range(6) for question in (("more", depth), ("keep", depth))]
+        assert policy.asked == want[: len(policy.asked)]
+
+    def test_room(self, target: BlockTarget) -> None:
+        drafter = Counting(target)
+        for limit in (1, 2, 4):
+            request = Request([9], limit=limit, policy=Spy())
+            request.slot = 0
+            drafter.begin(request, {})
+            assert drafter.draft([request])[0].drafted == limit - 1 == drafter.steps
+
+    def test_rows_stop_apart(self, target: BlockTarget) -> None:
+        rows = [Request([9], limit=20, policy=Spy(k)) for k in (3, 0, 1)]
+        drafter = Counting(target)
+        for slot, row in enumerate(rows):
+            row.slot = slot
+            drafter.begin(row, {})
+        assert [tree.drafted for tree in drafter.draft(rows)] == [3, 0, 1]
+        assert drafter.steps == 3
