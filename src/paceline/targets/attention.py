@@ -1,0 +1,200 @@
+"""Attention on CPU in float32 whose bits, for a token, depend on the keys it sees and on nothing else.
+
+A token sees a *list* of keys: the committed ones, then its ancestors in the draft region. Scores, softmax and the sum
+of values go over that list in order, in blocks counted from its beginning. Where the keys lie (in a row, or prefix +
+tree path) only decides which address is read; how many tokens, heads or rows run beside it, only in which thread.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import carray, njit
+
+from paceline.targets.kernels import dot, exp
+from paceline.targets.team import FAST, Kernel, barrier, floats, integers, part, parts, real
+
+TILE = 4  # tokens that share the reading of a block of keys
+BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
+
+# The table of `attend`; sizes and strides in elements.
+(
+    QKV,  # [tokens, heads + 2 kv_heads, head_dim]; queries are rotated in place
+    OUT,  # [tokens, heads, head_dim]
+    KEYS,
+    VALUES,  # [batch, kv_heads, capacity, head_dim]
+    ROW_STRIDE,
+    HEAD_STRIDE,
+    BATCH,
+    WIDTH,
+    HEADS,
+    KV_HEADS,
+    HEAD_DIM,
+    ROTARY,  # rotated dimensions of a head
+    STARTS,  # [batch]: committed tokens
+    OFFSET,  # of the pass in the draft region
+    POSITIONS,  # [tokens]
+    COUNTS,  # [tokens]: keys a token sees
+    PATHS,  # [tokens, 1 + region]: 0, then the slots behind the row's start that a token sees; [1], a 0, for chains
+    PATH_STRIDE,  # 0 for chains
+    COS,
+    SIN,  # [positions, rotary / 2]
+    QUERY_NORM,
+    KEY_NORM,  # [head_dim] or 0
+    HEAD_EPS,  # bits of a float
+    SCRATCH,  # [threads, TILE * group, longest]
+    LONGEST,  # most keys any token sees
+    ATTEND_FIELDS,
+) = range(26)
+
+
+@njit(**FAST)
+def _rotate_and_store(t, token):
+    heads, kv_heads, size, half = t[HEADS], t[KV_HEADS], t[HEAD_DIM], t[ROTARY] // 2
+    row, node = token // t[WIDTH], token % t[WIDTH]
+    slot = carray(integers(t[STARTS]), t[BATCH])[row] + t[OFFSET] + node
+    at = 4 * half * carray(integers(t[POSITIONS]), token + 1)[token]
+    cos, sin = carray(floats(t[COS] + at), half), carray(floats(t[SIN] + at), half)
+    scaling = np.float32(1) / math.sqrt(np.float32(size))
+    qkv = carray(floats(t[QKV] + 4 * token * (heads + 2 * kv_heads) * size), (heads + 2 * kv_heads, size))
+    for head in range(heads + 2 * kv_heads):
+        x = qkv[head]
+        if head < heads + kv_heads:
+            norm = t[QUERY_NORM] if head < heads else t[KEY_NORM]
+            if norm != 0:
+                weight = carray(floats(norm), size)
+                scale = np.float32(1) / math.sqrt(dot(x, x) / np.float32(size) + real(t[HEAD_EPS]))
+                for i in range(size):
+                    x[i] = x[i] * scale * weight[i]
+            for i in range(half):
+                a, b = x[i], x[half + i]
+                x[i] = a * cos[i] - b * sin[i]
+                x[half + i] = b * cos[i] + a * sin[i]
+        if head < heads:
+            for i in range(size):
+                x[i] *= scaling
+        else:
+            store, kv = (t[KEYS], head - heads) if head < heads + kv_heads else (t[VALUES], head - heads - kv_heads)
+            target = carray(floats(store + 4 * (row * t[ROW_STRIDE] + kv * t[HEAD_STRIDE] + slot * size)), size)
+            for i in range(size):
+                target[i] = x[i]
+
+
+@njit(inline="always")
+def _slot(place, start, path):
+    """Where the key at a place of the list lies. No branch, and unsigned: else the loops around it stay scalar."""
+    return np.uint64(min(place, start) + path[max(place - start + 1, 0)])
+
+
+@njit(inline="always")
+def _path(t, token):
+    return carray(integers(t[PATHS] + 8 * token * t[PATH_STRIDE]), max(t[PATH_STRIDE], 1))
+
+
+@njit(**FAST)
+def _score(query, keys, start, path, scores, place, stop):
+    while place + 4 <= stop:
+        k0, k1 = keys[_slot(place, start, path)], keys[_slot(place + 1, start, path)]
+        k2, k3 = keys[_slot(place + 2, start, path)], keys[_slot(place + 3, start, path)]
+        s0 = s1 = s2 = s3 = np.float32(0)
+        for i in range(query.size):
+            x = query[i]
+            s0 += x * k0[i]
+            s1 += x * k1[i]
+            s2 += x * k2[i]
+            s3 += x * k3[i]
+        scores[place], scores[place + 1], scores[place + 2], scores[place + 3] = s0, s1, s2, s3
+        place += 4
+    while place < stop:
+        scores[place] = dot(query, keys[_slot(place, start, path)])
+        place += 1
+
+
+@njit(**FAST)
+def _softmax(scores, count):
+    highest = scores[0]
+    for place in range(count):
+        highest = max(highest, scores[place])
+    total = np.float32(0)
+    for place in range(count):
+        weight = exp(scores[place] - highest)
+        scores[place] = weight
+        total += weight
+    scale = np.float32(1) / total
+    for place in range(count):
+        scores[place] *= scale
+
+
+@njit(**FAST)
+def _collect(weights, values, start, path, out, place, stop):
+    while place + 4 <= stop:
+        v0, v1 = values[_slot(place, start, path)], values[_slot(place + 1, start, path)]
+        v2, v3 = values[_slot(place + 2, start, path)], values[_slot(place + 3, start, path)]
+        w0, w1, w2, w3 = weights[place], weights[place + 1], weights[place + 2], weights[place + 3]
+        for i in range(out.size):
+            out[i] += (w0 * v0[i] + w1 * v1[i]) + (w2 * v2[i] + w3 * v3[i])
+        place += 4
+    while place < stop:
+        value, weight = values[_slot(place, start, path)], weights[place]
+        for i in range(out.size):
+            out[i] += weight * value[i]
+        place += 1
+
+
+@njit(**FAST)
+def _attend_tile(t, row, first, low, high):
+    """Heads `low .. high-1` of the row's tokens from `first` on, at most TILE."""
+    heads, size, longest = t[HEADS], t[HEAD_DIM], t[LONGEST]
+    group, tokens = heads // t[KV_HEADS], min(TILE, t[WIDTH] - first)
+    token = row * t[WIDTH] + first
+    counts = carray(integers(t[COUNTS] + 8 * token), tokens)
+    most = np.int64(0)
+    for i in range(tokens):
+        most = max(most, counts[i])
+    start = carray(integers(t[STARTS]), t[BATCH])[row] if t[PATH_STRIDE] else most
+    queries = carray(
+        floats(t[QKV] + 4 * token * (heads + 2 * t[KV_HEADS]) * size), (tokens, heads + 2 * t[KV_HEADS], size)
+    )
+    out = carray(floats(t[OUT] + 4 * token * heads * size), (tokens, heads, size))
+    scores = carray(floats(t[SCRATCH] + 4 * part() * TILE * group * longest), (TILE * group, longest))
+    while low < high:
+        kv = low // group
+        some = min(high, (kv + 1) * group) - low
+        at = 4 * (row * t[ROW_STRIDE] + kv * t[HEAD_STRIDE])
+        capacity = t[HEAD_STRIDE] // size
+        keys, values = carray(floats(t[KEYS] + at), (capacity, size)), carray(floats(t[VALUES] + at), (capacity, size))
+        for block in range(0, most, BLOCK):
+            for i in range(tokens):
+                path, stop = _path(t, token + i), min(block + BLOCK, counts[i])
+                for head in range(some):
+                    _score(queries[i, low + head], keys, start, path, scores[i * group + head], block, stop)
+        for i in range(tokens):
+            for head in range(some):
+                _softmax(scores[i * group + head], counts[i])
+                out[i, low + head, :] = np.float32(0)
+        for block in range(0, most, BLOCK):
+            for i in range(tokens):
+                path, stop = _path(t, token + i), min(block + BLOCK, counts[i])
+                for head in range(some):
+                    _collect(scores[i * group + head], values, start, path, out[i, low + head], block, stop)
+        low += some
+
+
+@Kernel
+def attend(t):
+    """Rotate queries and keys, store keys and values in the cache, then softmax(q k^T) v for every token and head."""
+    for token in range(part(), t[BATCH] * t[WIDTH], parts()):
+        _rotate_and_store(t, token)
+    barrier()
+    tiles = (t[WIDTH] + TILE - 1) // TILE
+    pairs, heads = t[BATCH] * tiles, t[HEADS]
+    if pairs >= 2 * parts():
+        for pair in range(part(), pairs, parts()):
+            _attend_tile(t, pair // tiles, pair % tiles * TILE, 0, heads)
+    else:  # too few for every thread to have its own: divide the heads as well
+        first, last = pairs * heads * part() // parts(), pairs * heads * (part() + 1) // parts()
+        for pair in range(pairs):
+            low, high = max(0, first - pair * heads), min(heads, last - pair * heads)
+            if low < high:
+                _attend_tile(t, pair // tiles, pair % tiles * TILE, low, high)

@@ -1,0 +1,109 @@
+"""What happens between the matrix products, by the kernels of this package: CPU, float32, bits that do not depend on
+the width of the pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.targets import attention as fields
+from paceline.targets.attention import ATTEND_FIELDS, TILE, attend
+from paceline.targets.cache import KVCache
+from paceline.targets.fused import FusedLayer, Norm, Shape
+from paceline.targets.kernels import add_norm, gelu, silu_gate
+from paceline.targets.rope import RopeTables
+from paceline.targets.span import Span
+
+_ALONE = 1 << 14  # elements below which waking the other threads costs more than it saves
+
+
+class ExactPlan:
+    """A span as the attention kernel reads it: its table, and the arrays the table points to."""
+
+    def __init__(self, span: Span, cache: KVCache, shape: Shape, rope: RopeTables, context: int, threads: int) -> None:
+        if span.end > cache.capacity:
+            raise IndexError(f"a pass over slots up to {span.end} exceeds the cache's capacity of {cache.capacity}")
+        rope.grow(cache.capacity)
+        self.span, self.cache_at, self.threads = span, cache.store.data_ptr(), threads
+        starts = np.ascontiguousarray(span.starts, dtype=np.int64)
+        positions = span.positions.clamp(max=context - 1).contiguous().numpy()
+        counts, paths = _visible(span, starts)
+        longest = int(counts.max())
+        scratch = torch.empty(threads * TILE * (shape.heads // shape.kv_heads) * longest)
+        self._held = (starts, positions, counts, paths, scratch, rope.cos, rope.sin)
+        self.layer_stride, self.value_stride = (4 * stride for stride in cache.store.stride()[:2])
+        self.table = table = np.zeros(ATTEND_FIELDS, dtype=np.int64)
+        table[fields.ROW_STRIDE], table[fields.HEAD_STRIDE] = cache.store.stride()[2:4]
+        table[fields.BATCH], table[fields.WIDTH], table[fields.OFFSET] = span.batch, span.width, span.offset
+        table[fields.HEADS], table[fields.KV_HEADS], table[fields.HEAD_DIM] = (
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+        )
+        table[fields.ROTARY], table[fields.LONGEST] = rope.size, longest
+        table[fields.COS], table[fields.SIN], table[fields.SCRATCH] = _addresses(rope.cos, rope.sin, scratch)
+        table[fields.STARTS], table[fields.POSITIONS] = starts.ctypes.data, positions.ctypes.data
+        table[fields.COUNTS] = counts.ctypes.data
+        table[fields.PATHS], table[fields.PATH_STRIDE] = paths.ctypes.data, paths.shape[-1] if paths.size > 1 else 0
+
+
+class ExactOps:
+    exact = True
+
+    def __init__(self, shape: Shape, rope: RopeTables, context: int) -> None:
+        self.shape, self.rope, self.context = shape, rope, context
+
+    def plan(self, span: Span, cache: KVCache) -> ExactPlan:
+        return ExactPlan(span, cache, self.shape, self.rope, self.context, torch.get_num_threads())
+
+    def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
+        out = torch.empty_like(hidden)
+        rows, size = hidden.shape
+        table = [*_addresses(hidden, delta, norm.weight, norm.bias, out), rows, size, _bits(norm.eps)]
+        add_norm(np.array(table), _threads(out))
+        return out
+
+    def attend(self, plan: ExactPlan, cache: KVCache, layer: FusedLayer, index: int, qkv: Tensor) -> Tensor:
+        out = qkv.new_empty(qkv.shape[0], self.shape.heads * self.shape.head_dim)
+        table = plan.table
+        table[fields.QKV], table[fields.OUT] = qkv.data_ptr(), out.data_ptr()
+        table[fields.KEYS] = keys = plan.cache_at + index * plan.layer_stride
+        table[fields.VALUES] = keys + plan.value_stride
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norms = _addresses(layer.query_norm.weight, layer.key_norm.weight)
+            table[fields.QUERY_NORM], table[fields.KEY_NORM] = norms
+            table[fields.HEAD_EPS] = _bits(layer.query_norm.eps)
+        attend(table, plan.threads)
+        return out
+
+    def activate(self, up: Tensor) -> Tensor:
+        rows, size = up.shape
+        if self.shape.gated:
+            size //= 2
+        out = up.new_empty(rows, size)
+        table = np.array([*_addresses(up, out), rows, size])
+        (silu_gate if self.shape.gated else gelu)(table, _threads(out))
+        return out
+
+
+def _visible(span: Span, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many keys each token sees, `[batch, width]`, and the paths as the attention kernel wants them."""
+    if span.ancestors is None:
+        seen = starts[:, None] + np.arange(span.offset + 1, span.offset + span.width + 1)
+        return seen, np.zeros(1, dtype=np.int64)
+    ancestors = span.ancestors.numpy()
+    paths = np.argsort(~ancestors, axis=2, kind="stable")  # the visible slots first, in their order
+    return starts[:, None] + ancestors.sum(2), np.pad(paths, ((0, 0), (0, 0), (1, 0)))
+
+
+def _addresses(*tensors: Tensor | None) -> list[int]:
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.int32))
+
+
+def _threads(out: Tensor) -> int:
+    return 1 if out.numel() < _ALONE else torch.get_num_threads()

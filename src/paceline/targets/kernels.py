@@ -1,0 +1,98 @@
+"""The arithmetic between the matrix products, on CPU in float32, such that a token's bits depend on nothing but the
+token: not on the width of the pass, its neighbours in the batch, or where in the cache its keys stand.
+
+Every kernel treats a row as a unit, always by the same loops.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import carray, njit
+
+from paceline.targets.team import EXACT, FAST, Kernel, floats, part, parts, real
+
+
+@njit(**EXACT)  # reassociated, the two-step range reduction would lose its point
+def exp(x):
+    """e^x within 1 ulp (Cephes' polynomial), x clamped to +-87; unlike libm's it becomes vector instructions."""
+    x = min(max(x, np.float32(-87.0)), np.float32(87.0))
+    n = np.floor(x * np.float32(1.44269504088896341) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
+    p = np.float32(1.9875691500e-4) * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1)
+    return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@njit(**FAST)
+def dot(x, y):
+    total = np.float32(0)
+    for i in range(x.size):
+        total += x[i] * y[i]
+    return total
+
+
+@njit(**FAST)
+def _layer_norm(x, weight, bias, y, eps):
+    total = np.float32(0)
+    for i in range(x.size):
+        total += x[i]
+    mean = total / np.float32(x.size)
+    for i in range(x.size):
+        y[i] = x[i] - mean
+    scale = np.float32(1) / math.sqrt(dot(y, y) / np.float32(x.size) + eps)
+    for i in range(x.size):
+        y[i] = y[i] * scale * weight[i] + bias[i]
+
+
+# -- norms and activations ---------------------------------------------------------------------------------------------
+# Tables: NORM  hidden, delta or 0, weight, bias or 0 (RMS), out, rows, size, bits of eps
+#         GATE  gate and up side by side, out, rows, size of out
+#         GELU  in, out, rows, size
+
+
+@Kernel
+def add_norm(table):
+    """hidden += delta; out = norm(hidden)."""
+    rows, size = table[5], table[6]
+    hidden, weight = carray(floats(table[0]), (rows, size)), carray(floats(table[2]), size)
+    out, eps = carray(floats(table[4]), (rows, size)), real(table[7])
+    for row in range(part(), rows, parts()):
+        x, y = hidden[row], out[row]
+        if table[1] != 0:
+            delta = carray(floats(table[1]), (rows, size))[row]
+            for i in range(size):
+                x[i] += delta[i]
+        if table[3] == 0:
+            scale = np.float32(1) / math.sqrt(dot(x, x) / np.float32(size) + eps)
+            for i in range(size):
+                y[i] = x[i] * scale * weight[i]
+        else:
+            _layer_norm(x, weight, carray(floats(table[3]), size), y, eps)
+
+
+@Kernel
+def silu_gate(table):
+    """out = silu(gate) * up."""
+    rows, size = table[2], table[3]
+    both, out = carray(floats(table[0]), (rows, 2 * size)), carray(floats(table[1]), (rows, size))
+    for row in range(part(), rows, parts()):
+        gate, up, y = both[row, :size], both[row, size:], out[row]
+        for i in range(size):
+            y[i] = gate[i] / (np.float32(1) + exp(-gate[i])) * up[i]
+
+
+@Kernel
+def gelu(table):
+    """out = x * Phi(x)."""
+    rows, size = table[2], table[3]
+    source, out = carray(floats(table[0]), (rows, size)), carray(floats(table[1]), (rows, size))
+    for row in range(part(), rows, parts()):
+        x, y = source[row], out[row]
+        for i in range(size):
+            y[i] = np.float32(0.5) * x[i] * (np.float32(1) + math.erf(x[i] * np.float32(0.70710678118654752)))

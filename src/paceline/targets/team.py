@@ -1,0 +1,92 @@
+"""Numba kernels run by torch's own OpenMP threads.
+
+Numba's parallel loops bring a thread pool of their own, whose spinning workers and torch's would fight over the same
+cores around every matrix product. So a kernel here is a plain function that each thread of *torch's* team calls once;
+it asks for its share of the work with `part()` and `parts()`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from llvmlite import binding
+from numba import cfunc, njit, types
+from numba.core.types import ExternalFunction
+from numba.extending import intrinsic
+
+_OPENMP = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier", "GOMP_parallel")
+
+# Any order of summation will do, as long as it is always the same: it may depend on the place of a value in its row,
+# which the compiler's vectors make of it, but on nothing that a loop over one row cannot know. Division as in C: with
+# Python's ZeroDivisionError in it no loop becomes vector instructions.
+FAST: Any = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
+EXACT: Any = {"fastmath": {"contract"}, "error_model": "numpy"}
+
+
+def _openmp() -> Any:
+    """The OpenMP runtime that torch's CPU library is linked to; None where it is not GNU-compatible."""
+    for library in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+        handle = ctypes.CDLL(str(library))
+        if all(hasattr(handle, name) for name in _OPENMP):
+            return handle
+    return None
+
+
+_runtime = _openmp()
+if _runtime is not None:
+    for _name in _OPENMP:  # under names of our own: another runtime in the process must not answer for torch's
+        _symbol = ctypes.cast(getattr(_runtime, _name), ctypes.c_void_p)
+        binding.add_symbol(f"paceline_{_name}", _symbol.value)
+    _runtime.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    _runtime.GOMP_parallel.restype = None
+
+part: Any = ExternalFunction("paceline_omp_get_thread_num", types.int32())
+parts: Any = ExternalFunction("paceline_omp_get_num_threads", types.int32())
+barrier: Any = ExternalFunction("paceline_GOMP_barrier", types.void())
+
+
+def available() -> bool:
+    """Whether kernels can be made at all: `Kernel` and the modules that use it must not be touched otherwise."""
+    return _runtime is not None
+
+
+def _at(element: types.Type) -> Any:
+    @intrinsic
+    def pointer(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(element)(types.int64), generate
+
+    return pointer
+
+
+floats = _at(types.float32)  # address -> float*
+integers = _at(types.int64)
+
+
+@njit(**FAST)
+def real(bits):
+    """The float32 whose bits stand in a table of integers."""
+    return np.int32(bits).view(np.float32)
+
+
+class Kernel:
+    """Call with a table of addresses and sizes (int64); `threads` 1 runs in the calling thread."""
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        compiled = cfunc(types.void(types.CPointer(types.int64)), cache=True, **FAST)(function)
+        self._address = cast(int, compiled.address)
+        self._serial = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
+        self._keep_alive = compiled
+
+    def __call__(self, table: np.ndarray, threads: int) -> None:
+        if threads == 1:
+            self._serial(table.ctypes.data)
+        else:
+            _runtime.GOMP_parallel(self._address, table.ctypes.data, threads, 0)

@@ -1,0 +1,106 @@
+"""The torch tier: the model's arithmetic over fused and prepacked weights, without Hugging Face's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from paceline.targets import fused
+from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.fused import Weights
+from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, is_width_independent
+from paceline.targets.plain_ops import PlainOps
+from paceline.targets.rope import RopeTables
+from paceline.targets.span import Span
+from paceline.targets.target import Target, as_target
+
+
+class TorchTarget(Target):
+    """Llama-like and GPT-NeoX models. On CPU in float32 a token's result does not depend on the pass it is part of,
+    to the last bit (`exact`): chunks, trees and batches give what one token at a time gives."""
+
+    tier = "torch"
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        super().__init__(model, tokenizer)
+        pack = self.device.type == "cpu" and self.dtype == torch.float32 and can_pack()
+        self.weights = weights = fused.absorb(model, PackedLinear if pack else PlainLinear)
+        rope = RopeTables(weights.rotary, self.dtype, self.device, self.context)
+        self.ops: Any = _operations(weights)(weights.shape, rope, self.context)
+        self.exact: bool = self.ops.exact
+        self._plan: Any = None
+
+    def cache_shape(self) -> CacheShape:
+        shape = self.weights.shape
+        return CacheShape(self.num_layers, shape.kv_heads, shape.head_dim)
+
+    def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]:
+        return self.weights.embed(span.ids.reshape(-1)).view(*span.ids.shape, -1)
+
+    def layers(
+        self,
+        hidden: Tensor,
+        span: Span,
+        cache: KVCache,
+        start: int,
+        stop: int,
+        skip: Collection[tuple[int, str]] = (),
+    ) -> Tensor:
+        ops, parallel, plan = self.ops, self.weights.shape.parallel, self._planned(span, cache)
+        flow = hidden.reshape(-1, hidden.shape[-1]).clone()  # the caller keeps its own: it may be a tap
+        delta = None  # what the last sublayer gave; the next norm adds it to the flow
+        for index in range(start, stop):
+            layer = self.weights.layers[index]
+            attention, mlp = (index, "attention") not in skip, (index, "mlp") not in skip
+            if parallel and mlp:
+                entered = ops.norm(flow, delta, layer.mlp_norm)
+                transformed, delta = layer.down(ops.activate(layer.up(entered))), None
+            if attention:
+                entered = ops.norm(flow, delta, layer.attention_norm)
+                delta = layer.out(ops.attend(plan, cache, layer, index, layer.qkv(entered)))
+            if parallel and mlp:
+                delta = transformed if delta is None else delta.add_(transformed)
+            elif mlp:
+                entered = ops.norm(flow, delta, layer.mlp_norm)
+                delta = layer.down(ops.activate(layer.up(entered)))
+        return (flow if delta is None else flow.add_(delta)).view(hidden.shape)
+
+    def head(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
+        return self.weights.head(self.ops.norm(rows, None, self.weights.norm)).view(*hidden.shape[:-1], -1)
+
+    def _planned(self, span: Span, cache: KVCache) -> Any:
+        """The plan of this span over this cache, kept for the span's next call."""
+        place = (cache.store.data_ptr(), cache.store.stride())
+        if self._plan is None or self._plan[0] is not span or self._plan[1] != place:
+            self._plan = (span, place, self.ops.plan(span, cache))
+        return self._plan[2]
+
+
+def _operations(weights: Weights) -> Any:
+    """The exact operations where every linear's rows keep their bits at any width, else torch's own."""
+    shapes = {linear.shape: linear for linear in weights.linears if isinstance(linear, PackedLinear)}
+    if shapes and all(map(is_width_independent, shapes.values())):
+        from paceline.targets import team  # numba takes half a second to import
+
+        if team.available():
+            from paceline.targets.exact_ops import ExactOps
+
+            return ExactOps
+    return PlainOps
+
+
+def make_torch_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Target:
+    """A target that takes the model's weights over: its own forward raises ModelError from now on.
+
+    Raises:
+        UnsupportedModel: a family, activation or other feature that only the reference tier runs.
+    """
+    as_target(model)  # refuses what no tier runs
+    fused.check(model)
+    return TorchTarget(model, tokenizer)
