@@ -152,7 +152,7 @@ def load(
     policy: str | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     verifier: str = "auto",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: str | torch.device = "cpu",
     tier: str | None = None,
     **source: Any,

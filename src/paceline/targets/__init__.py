@@ -36,7 +36,7 @@ def make_target(
 def load_target(
     name: str,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: str | torch.device = "cpu",
     tier: str = DEFAULT_TIER,
     **options: Any,
