@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import bench, chat, generate, methods, profile
+from paceline.cli import bench, chat, generate, layer_skip, methods, profile
 from paceline.errors import PacelineError
 from paceline.version import __version__
 
@@ -26,6 +26,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)
+app.add_typer(layer_skip.app, name="layer-skip")
 app.command("drafters")(methods.drafters)
 app.command("policies")(methods.policies)
 
