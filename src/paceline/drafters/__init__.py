@@ -10,6 +10,9 @@ DRAFTERS = Registry(
     {
         "none": "paceline.drafters.none:NoDrafter",
         "prompt-lookup": "paceline.drafters.prompt_lookup:PromptLookup",
+        "suffix": "paceline.drafters.suffix:Suffix",
+        "recycling": "paceline.drafters.recycling:Recycling",
+        "lookahead": "paceline.drafters.lookahead:Lookahead",
         "draft-model": "paceline.drafters.draft_model:DraftModel",
         "layer-skip": "paceline.drafters.layer_skip:LayerSkip",
     },

@@ -1,0 +1,104 @@
+"""Suffix-automaton lookup (SAM-Decoding, Hu et al., 2024): follow the longest suffix that occurred before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.drafters.base import Drafter, Row
+from paceline.drafters.tree import TokenTree
+from paceline.registry import require
+from paceline.targets.target import Target
+
+
+class SuffixAutomaton:
+    """The suffix automaton of a growing token sequence, with the longest earlier occurrence of its current suffix.
+
+    Appending a token takes amortised constant time (Blumer et al., 1985). State `s` stands for the substrings that end
+    at the same places; `end[s]` is the first of those places, `length[s]` their greatest length.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._next: list[dict[int, int]] = [{}]
+        self._link, self._length, self._end = [-1], [0], [0]
+        self._last = 0  # the state of the whole sequence
+        self._match, self.matched = 0, 0  # state and length of the suffix found earlier
+
+    @property
+    def match_end(self) -> int:
+        """Index behind the first earlier occurrence of the last `matched` tokens."""
+        return self._end[self._match]
+
+    def append(self, token: int) -> None:
+        self._advance_match(token)  # before the token joins: an occurrence must be an earlier one
+        self.ids.append(token)
+        state = self._state({}, -1, len(self.ids), len(self.ids))
+        at = self._last
+        while at >= 0 and token not in self._next[at]:
+            self._next[at][token] = state
+            at = self._link[at]
+        if at < 0:
+            self._link[state] = 0
+        else:
+            self._link[state] = self._split(at, token)
+        self._last = state
+
+    def _split(self, at: int, token: int) -> int:
+        """The state of exactly `at`'s longest substring followed by `token`, cut out of a longer one if need be."""
+        target = self._next[at][token]
+        if self._length[target] == self._length[at] + 1:
+            return target
+        clone = self._state(dict(self._next[target]), self._link[target], self._length[at] + 1, self._end[target])
+        while at >= 0 and self._next[at].get(token) == target:
+            self._next[at][token] = clone
+            at = self._link[at]
+        self._link[target] = clone
+        return clone
+
+    def _state(self, successors: dict[int, int], link: int, length: int, end: int) -> int:
+        self._next.append(successors)
+        self._link.append(link)
+        self._length.append(length)
+        self._end.append(end)
+        return len(self._next) - 1
+
+    def _advance_match(self, token: int) -> None:
+        while self._match and token not in self._next[self._match]:
+            self._match = self._link[self._match]
+            self.matched = self._length[self._match]
+        if token in self._next[self._match]:
+            self._match = self._next[self._match][token]
+            self.matched += 1
+
+
+class Suffix(Drafter):
+    """Args:
+    shortest: shortest match worth following; one token matches nearly always and says little.
+    """
+
+    default_policy = "fixed:k=5"
+    source = "suffix"
+
+    def __init__(self, target: Target, *, shortest: int = 2) -> None:
+        super().__init__(target)
+        require(shortest >= 1, f"suffix: shortest must be >= 1, not {shortest}")
+        self.shortest = shortest
+
+    def begin(self, row: Row, hidden: object) -> None:
+        row.state = SuffixAutomaton()
+
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        return [self._follow(row, row.state) for row in rows]
+
+    def _follow(self, row: Row, automaton: SuffixAutomaton) -> TokenTree:
+        for token in row.ids[len(automaton.ids) :]:
+            automaton.append(token)
+        tree = TokenTree.root(row.ids[-1])
+        if automaton.matched < self.shortest:
+            return tree
+        depth = 0
+        for token in row.ids[automaton.match_end :]:
+            if depth >= row.room or not row.policy.more(depth) or not row.policy.keep(None, depth):
+                break
+            depth = tree.add(token, depth, self.source)
+        return tree
