@@ -118,6 +118,17 @@ class TestContext:
         with pytest.raises(ContextOverflow, match=r"prompt of 9 tokens \+ 8 new tokens exceed .* of 16 tokens"):
             next(engine.run([fitting, long]))
 
+    def test_longrope_ends_where_its_factors_change(self) -> None:
+        """There a pass that reaches further gives all its tokens other positions: drafts would change the output."""
+        factors = [1.0] * 4
+        rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors, "long_factor": [9.0] * 4}
+        model = small_llama(
+            max_position_embeddings=64, rope_parameters={**rope, "original_max_position_embeddings": 16}
+        )
+        whole, shorter = (model(torch.arange(n)[None]).logits[0, :10] for n in (20, 10))
+        assert (whole - shorter).abs().max() > 0.1
+        assert BlockTarget(model).context == 16
+
     @pytest.mark.parametrize("make", [lambda: small_llama(max_position_embeddings=16), lambda: gpt2().double()])
     def test_filled_to_the_brim(self, make) -> None:
         """The last position of the context is used, also beside a row whose tree pads it beyond."""

@@ -46,6 +46,9 @@ class Target(ABC):
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
         self.context: int = getattr(config, "max_position_embeddings", None) or 2**31
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":  # a pass beyond this length turns all its positions another way
+            self.context = min(self.context, rope["original_max_position_embeddings"])
 
     @property
     def eos(self) -> tuple[int, ...]:
