@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import OptionError
 from paceline.targets import store
 from paceline.targets.target import Target
 
 KINDS = ("attention", "mlp")
+SHIPPED = Path(__file__).parents[1] / "data" / "layer-skip"
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class SkipSet:
     layers: int
     attention: tuple[int, ...]
     mlp: tuple[int, ...]
-    found: dict[str, object] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def sublayers(self) -> frozenset[tuple[int, str]]:
@@ -45,6 +47,8 @@ class SkipSet:
             raise OptionError(f"layer-skip: cannot read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise OptionError(f"layer-skip: {path} is not a result of 'paceline layer-skip search'") from error
+        if not all(isinstance(layer, int) and 0 <= layer < found.layers for layer, _ in found.sublayers):
+            raise OptionError(f"layer-skip: {path} names layers that a model of {found.layers} does not have")
         if found.layers != target.num_layers:
             raise OptionError(f"layer-skip: {path} is for {found.layers} layers; the model has {target.num_layers}")
         return found
@@ -57,11 +61,22 @@ class SkipSet:
 
     @classmethod
     def find(cls, target: Target) -> SkipSet:
-        """The set stored for this model by a search, else the even one."""
-        stored = stored_path(target)
-        return cls.load(stored, target) if stored.exists() else cls.even(target.num_layers)
+        """The set a search of the user's has stored for this model, else the one that comes with paceline, else the
+        even one."""
+        for known in (stored_path(target), SHIPPED / f"{model_key(target)}.json"):
+            if known.is_file():
+                return cls.load(known, target)
+        return cls.even(target.num_layers)
 
 
 def stored_path(target: Target) -> Path:
     """Where a search keeps its result for this model: the user's cache."""
-    return store.root() / "layer-skip" / (target.name.strip("/").replace("/", "--") + ".json")
+    return store.root() / "layer-skip" / f"{model_key(target)}.json"
+
+
+def model_key(target: Target) -> str:
+    """The model's name as a file name; for a named model its entry in the cache, which pins the weights."""
+    folder = Path(target.name)
+    if folder.parent == store.root() / "models":
+        return folder.name
+    return target.name.strip("/").replace("/", "--")
