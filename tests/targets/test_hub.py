@@ -4,11 +4,11 @@ from collections import namedtuple
 
 import pytest
 from huggingface_hub import errors as hub_errors
-from told import told
 
 from paceline.errors import DownloadError, UnknownModel, UnsupportedModel
 from paceline.targets import hub
 from paceline.targets.sources import load_model, resolve
+from told import told
 
 
 class Hub:

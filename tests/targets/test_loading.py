@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from told import told
 from transformers import BertConfig, GPTNeoXConfig, LlamaConfig, T5Config
 
 from paceline.errors import DiskFull, IntegrityError, ModelError, OptionError, UnsupportedModel
 from paceline.targets import loading
 from paceline.targets.loading import require_causal
 from paceline.targets.sources import load_model, resolve
+from told import told
 
 
 @pytest.fixture
