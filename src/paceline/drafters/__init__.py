@@ -15,5 +15,6 @@ DRAFTERS = Registry(
         "lookahead": "paceline.drafters.lookahead:Lookahead",
         "draft-model": "paceline.drafters.draft_model:DraftModel",
         "layer-skip": "paceline.drafters.layer_skip:LayerSkip",
+        "trigram": "paceline.drafters.trigram.drafter:Trigram",
     },
 )

@@ -1,0 +1,268 @@
+"""The draft maker (ADED, Algorithm 1): Monte Carlo tree search over continuations, and its alternatives, compiled.
+
+The best continuations are drawn from one tree of contexts, in the order of their value, so that a smaller draft is
+always the beginning of a larger one.
+
+numba caches what it compiled by the date of this file alone: after a change to `mixture.py` or `overlay.py`, touch it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Integer
+from numba import njit
+
+from paceline.drafters.trigram.mixture import WIDTH, Ngrams, successors
+from paceline.drafters.trigram.overlay import int64
+
+BY_PATH, BY_LEVEL, BY_VISITS, BY_VALUE = range(4)  # how nodes are ranked
+
+
+class Plan(NamedTuple):
+    """What to search for."""
+
+    iterations: int  # of MCTS; 0: best-first growth alone
+    c1: float  # C1 and C2 of eq. 3
+    c2: float
+    depth: int
+    candidates: int  # most continuations, that is, leaves of the draft
+    nodes: int  # most nodes of the draft
+    rank: int  # BY_...
+    literal: bool
+
+
+NODE = np.dtype(
+    [
+        ("token", np.int32),
+        ("parent", np.int32),
+        ("depth", np.int32),
+        ("first", np.int32),  # of its children, which stand side by side
+        ("width", np.int32),  # how many children; -1: not looked up yet
+        ("prior", np.float32),  # P(s, a)
+        ("path", np.float32),  # product of the priors from the root
+        ("visits", np.int32),  # N(s, a)
+        ("value", np.float32),  # sum of rewards W(s, a); Q = W / N
+        ("place", np.int32),  # in the draft
+        ("extended", np.int32),  # whether the draft goes on behind it
+    ],
+    align=True,
+)
+WAITING = np.dtype([("node", np.int32), ("worth", np.float32)], align=True)
+
+
+class Arena(NamedTuple):
+    """Memory of a search, used again and again."""
+
+    nodes: np.ndarray  # of NODE; node 0 is the root
+    heap: np.ndarray  # of WAITING: nodes that may be drawn next, the best on top
+    context: Integer[np.ndarray, " n-1"]
+    tokens: Integer[np.ndarray, " WIDTH"]  # what `successors` gives
+    probs: Float[np.ndarray, " WIDTH"]
+    drawn: Integer[np.ndarray, "2 draft"]  # the draft: token and parent of each node, the root (0) left out
+
+
+def new_arena(order: int, iterations: int, nodes: int) -> Arena:
+    """Memory for `iterations` and a draft of at most `nodes`: each can add the children of one node."""
+    size = 1 + WIDTH * (iterations + nodes + 1)
+    return Arena(
+        np.zeros(size, NODE),
+        np.zeros(size, WAITING),
+        np.zeros(order - 1, np.int64),
+        np.zeros(WIDTH, np.int64),
+        np.zeros(WIDTH, np.float64),
+        np.zeros((2, nodes), np.int64),
+    )
+
+
+@njit(nogil=True, cache=True)
+def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: Arena, random: Any) -> int:
+    """Search behind the request's last tokens `tail`; returns the number of nodes of the draft in `arena.drawn`.
+
+    Args:
+        random: state of the random numbers, uint64 `[1]`.
+    """
+    nodes = arena.nodes
+    root = nodes[0]
+    root.parent, root.depth, root.width, root.path = -1, 0, -1, 1.0
+    root.visits, root.value, root.place, root.extended = 0, 0.0, 0, 0
+    used = int64(1)  # not a plain 1, for whose type, "literal 1", numba would compile everything it is given to again
+    for _ in range(plan.iterations):  # Algorithm 1, lines 2-45
+        node = int64(0)
+        while nodes[node].width > 0 and nodes[node].depth < plan.depth:  # selection
+            node = _select(nodes, node, plan)
+        if nodes[node].width < 0 and nodes[node].depth < plan.depth:  # expansion
+            used = _expand(ngrams, arena, node, used, tail)
+            if nodes[node].width > 0:
+                node = int(nodes[node].first + (nodes[node].width - 1 if plan.literal else 0))
+        reward = _simulate(ngrams, arena, node, tail, plan, random)
+        while node >= 0:  # backpropagation
+            nodes[node].visits += 1
+            nodes[node].value += reward
+            node = int(nodes[node].parent)
+    return _draw(ngrams, arena, used, tail, plan)
+
+
+@njit(nogil=True, cache=True)
+def _select(nodes: np.ndarray, node: int, plan: Plan) -> int:
+    """The child with the highest score of eq. 2 and 3."""
+    first = int(nodes[node].first)
+    children = range(first, first + nodes[node].width)
+    visits = 0
+    for child in children:
+        visits += nodes[child].visits
+    exploration = plan.c1 + math.log((visits + plan.c2 + 1) / plan.c2)  # eq. 3
+    exploration *= math.sqrt(max(visits, 1))
+    chosen, best = first, -1.0
+    for child in children:
+        n = nodes[child].visits
+        if n == 0 and plan.literal:
+            return child
+        q = nodes[child].value / n if n > 0 else 0.0
+        score = q + exploration * nodes[child].prior / (1 + n)  # eq. 2
+        if score > best:
+            chosen, best = child, score
+    return chosen
+
+
+@njit(nogil=True, cache=True)
+def _expand(ngrams: Ngrams, arena: Arena, node: int, used: int, tail: np.ndarray) -> int:
+    """Add the successors of a node as its children; returns how much of the arena is used then."""
+    _load_context(arena, node, tail)
+    count = successors(ngrams, arena.context, arena.tokens, arena.probs)
+    parent = arena.nodes[node]
+    parent.first, parent.width = used, count
+    for place in range(count):
+        child = arena.nodes[used + place]
+        child.token, child.parent, child.depth, child.width = arena.tokens[place], node, parent.depth + 1, -1
+        child.prior, child.path = arena.probs[place], parent.path * arena.probs[place]
+        child.visits, child.value, child.extended = 0, 0.0, 0
+    return used + count
+
+
+@njit(nogil=True, cache=True)
+def _simulate(ngrams: Ngrams, arena: Arena, node: int, tail: np.ndarray, plan: Plan, random: np.ndarray) -> float:
+    """Go on at random from a node to the full depth; the reward of the whole path.
+
+    It is the expected number of accepted tokens along the path as a share of the depth; in the paper's form (lines
+    35-38) 1 plus the sum of the n-gram probabilities.
+    """
+    nodes, context = arena.nodes, arena.context
+    _load_context(arena, node, tail)
+    path, left, reward = float(nodes[node].path), plan.depth - nodes[node].depth, 0.0
+    while node > 0:
+        reward += nodes[node].prior if plan.literal else nodes[node].path
+        node = int(nodes[node].parent)
+    for _ in range(left):
+        count = successors(ngrams, context, arena.tokens, arena.probs)
+        if count == 0:
+            break
+        rest, place = 0.0, 0
+        for other in range(count):
+            rest += arena.probs[other]
+        rest *= _uniform(random)
+        while place < count - 1 and rest >= arena.probs[place]:
+            rest -= arena.probs[place]
+            place += 1
+        path *= arena.probs[place]
+        reward += arena.probs[place] if plan.literal else path
+        for at in range(context.size - 1):
+            context[at] = context[at + 1]
+        context[-1] = arena.tokens[place]
+    return 1.0 + reward if plan.literal else reward / plan.depth
+
+
+@njit(nogil=True, cache=True)
+def _draw(ngrams: Ngrams, arena: Arena, used: int, tail: np.ndarray, plan: Plan) -> int:
+    """Draw the draft from the tree, the best node first and parents before children, looking up what MCTS did not.
+
+    A node goes on with a continuation or branches off a new one; of those there are at most `plan.candidates`.
+    """
+    nodes, waiting, node = arena.nodes, int64(0), int64(0)
+    drawn, leaves = 0, 0
+    while drawn < plan.nodes:
+        if nodes[node].depth < plan.depth:
+            if nodes[node].width < 0:
+                used = _expand(ngrams, arena, node, used, tail)
+            first = int(nodes[node].first)
+            for child in range(first, first + nodes[node].width):
+                _push(arena.heap, waiting, child, _worth(nodes[child], plan))
+                waiting += 1
+        node = -1
+        while waiting > 0 and node < 0:
+            waiting -= 1
+            node = _pop(arena.heap, waiting)
+            parent = int(nodes[node].parent)
+            if parent == 0 or nodes[parent].extended:  # a continuation of its own
+                if leaves < plan.candidates:
+                    leaves += 1
+                else:
+                    node = -1
+        if node < 0:
+            break
+        nodes[parent].extended = 1
+        arena.drawn[0, drawn], arena.drawn[1, drawn] = nodes[node].token, nodes[parent].place
+        drawn += 1
+        nodes[node].place = drawn
+    return drawn
+
+
+@njit(nogil=True, cache=True)
+def _worth(node: Any, plan: Plan) -> float:
+    """What a node is ranked by; never less than its children. Ties go by path probability."""
+    if plan.rank == BY_LEVEL:
+        return node.path - node.depth
+    if plan.rank == BY_VISITS:
+        return node.path + node.visits
+    if plan.rank == BY_VALUE:
+        return node.path + node.value
+    return node.path
+
+
+@njit(nogil=True, cache=True)
+def _load_context(arena: Arena, node: int, tail: np.ndarray) -> None:
+    """Put the last n - 1 tokens up to and including a node into `arena.context`."""
+    at = arena.context.size - 1
+    while node > 0 and at >= 0:
+        arena.context[at] = arena.nodes[node].token
+        node, at = int(arena.nodes[node].parent), at - 1
+    for back in range(at + 1):  # what is left is behind the root
+        arena.context[at - back] = tail[tail.size - 1 - back]
+
+
+@njit(nogil=True, cache=True)
+def _push(heap: np.ndarray, size: int, node: int, worth: float) -> None:
+    """Add a node to the first `size` of the heap."""
+    at = size
+    while at > 0 and heap[(at - 1) >> 1].worth < worth:
+        heap[at] = heap[(at - 1) >> 1]
+        at = (at - 1) >> 1
+    heap[at].node, heap[at].worth = node, worth
+
+
+@njit(nogil=True, cache=True)
+def _pop(heap: np.ndarray, size: int) -> int:
+    """Take the best node off the heap, of which `size` stay."""
+    top, at, child = int(heap[0].node), 0, 1
+    worth = heap[size].worth
+    while child < size:
+        if child + 1 < size and heap[child + 1].worth > heap[child].worth:
+            child += 1
+        if heap[child].worth <= worth:
+            break
+        heap[at] = heap[child]
+        at, child = child, 2 * child + 1
+    heap[at] = heap[size]
+    return top
+
+
+@njit(nogil=True, cache=True)
+def _uniform(state: np.ndarray) -> float:
+    """The next number of a splitmix64 generator, in [0, 1): numba's own random state is the whole thread's."""
+    state[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = state[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.float64((z ^ (z >> np.uint64(31))) >> np.uint64(11)) / 9007199254740992.0
