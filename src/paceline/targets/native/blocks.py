@@ -1,0 +1,106 @@
+"""The quantised matrices of a GGUF file, by the names and in the row order of Hugging Face."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFValueType
+
+from paceline.errors import IntegrityError
+from paceline.targets.native.weights import BLOCK, Kind, Rows
+
+_SUPPORTED = {GGMLQuantizationType[kind.name]: kind for kind in (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1)}
+_FORMATS = {"UINT8": "B", "INT8": "b", "UINT16": "H", "INT16": "h", "UINT32": "I", "INT32": "i", "FLOAT32": "f"}
+_FORMATS |= {"BOOL": "?", "UINT64": "Q", "INT64": "q", "FLOAT64": "d"}
+
+
+class Blocks:
+    """Args:
+        heads: number of heads of the modules that have any, by the last part of their names.
+
+    Raises:
+        IntegrityError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path, layers: int, heads: Mapping[str, int]) -> None:
+        try:
+            with path.open("rb") as file:
+                self._directory = _Directory(file)
+        except (OSError, ValueError, struct.error) as error:
+            raise IntegrityError(f"{path} cannot be read: {error}") from error
+        self._path = path
+        architecture = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == self._directory.architecture)
+        self._names = gguf.get_tensor_name_map(architecture, layers)
+        self._permuted = heads if self._directory.architecture == "llama" else {}
+
+    def rows(self, name: str) -> Rows | None:
+        """The matrix of the module `name`; None if it is not there in a supported format."""
+        found = self._directory.tensors.get(f"{self._names.get_name(name)}.weight")
+        if found is None or found.type not in _SUPPORTED or found.shape[0] % BLOCK:
+            return None
+        block, size = gguf.GGML_QUANT_SIZES[found.type]
+        count = prod(found.shape) // block * size
+        flat = np.fromfile(self._path, np.uint8, count, offset=found.offset)  # not mapped: its pages would stay
+        data = torch.from_numpy(flat).view(prod(found.shape[1:]), -1)
+        if heads := self._permuted.get(name.rpartition(".")[2]):
+            # llama.cpp rotates neighbouring dimensions, Hugging Face the halves of a head
+            data = data.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return Rows(_SUPPORTED[found.type], found.shape[0], data)
+
+
+class _Tensor(NamedTuple):
+    shape: tuple[int, ...]  # the inputs first
+    type: GGMLQuantizationType
+    offset: int  # in the file
+
+
+class _Directory:
+    """Where the tensors lie. `gguf.GGUFReader` knows as well, but takes seconds over the vocabulary's tokens."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        magic, _, tensors, fields = self._read("4sIQQ")
+        if magic != b"GGUF":
+            raise ValueError("it is not a GGUF file")
+        facts = dict(self._field() for _ in range(fields))
+        self.architecture = str(facts.get("general.architecture"))
+        listed = [self._tensor() for _ in range(tensors)]
+        step = int(str(facts.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)))
+        start = -(-file.tell() // step) * step
+        self.tensors = {name: found._replace(offset=found.offset + start) for name, found in listed}
+
+    def _read(self, layout: str) -> tuple:
+        return struct.unpack("<" + layout, self._file.read(struct.calcsize("<" + layout)))
+
+    def _text(self) -> str:
+        return self._file.read(*self._read("Q")).decode()
+
+    def _field(self) -> tuple[str, object]:
+        return self._text(), self._value(GGUFValueType(*self._read("I")))
+
+    def _value(self, kind: GGUFValueType) -> object:
+        if kind == GGUFValueType.STRING:
+            return self._text()
+        if kind != GGUFValueType.ARRAY:
+            return self._read(_FORMATS[kind.name])[0]
+        element, count = self._read("IQ")
+        element = GGUFValueType(element)
+        if element in (GGUFValueType.STRING, GGUFValueType.ARRAY):
+            for _ in range(count):
+                self._value(element)
+        else:
+            self._file.seek(count * struct.calcsize(_FORMATS[element.name]), 1)
+        return None
+
+    def _tensor(self) -> tuple[str, _Tensor]:
+        name, (rank,) = self._text(), self._read("I")
+        shape = self._read(f"{rank}Q")
+        kind, offset = self._read("IQ")
+        return name, _Tensor(shape, GGMLQuantizationType(kind), offset)

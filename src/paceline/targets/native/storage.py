@@ -1,0 +1,81 @@
+"""Chooses how each matrix is stored: as small as possible, but only as what it exactly is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import OptionError
+from paceline.targets.native.blocks import Blocks
+from paceline.targets.native.memory import MappedFiles
+from paceline.targets.native.weights import Kind, Packed, Rows
+
+MODES = ("auto", "blocks", "bf16", "fp32")
+_SOME = 512  # rows at a time, so that nothing large is copied
+
+
+class Storage:
+    """Packs the linear modules of a Hugging Face model, and takes their weights away from it.
+
+    Args:
+        mode: "auto" takes the blocks of the GGUF file that the checkpoint was made from where they are exactly its
+            weights, else bfloat16 where that is exact, else float32. "blocks" and "bf16" have only float32 to fall
+            back to, matrix by matrix; "fp32" is float32 for all.
+        source: the GGUF file, if there is one.
+        heads: number of heads of the modules that have any, by the last part of their names.
+
+    Raises:
+        OptionError: unknown mode, or "blocks" without a GGUF file.
+        IntegrityError: the GGUF file cannot be read.
+    """
+
+    def __init__(self, mode: str, source: Path | None, layers: int, heads: Mapping[str, int]) -> None:
+        if mode not in MODES:
+            raise OptionError(f"unknown storage '{mode}' of the native tier; there are {', '.join(MODES)}")
+        if mode == "blocks" and source is None:
+            raise OptionError("storage 'blocks' is for models that come from a GGUF file")
+        self._mapped = MappedFiles()
+        self._bfloat16 = mode in ("auto", "bf16")
+        self._blocks = Blocks(source, layers, heads) if source and mode in ("auto", "blocks") else None
+
+    def pack(self, modules: Mapping[str, nn.Linear | nn.Embedding], interleaved: bool = False) -> Packed:
+        """One matrix of the modules of these names: one below the other, or interleaved."""
+        weights = [module.weight.detach() for module in modules.values()]
+        packed = self._as_blocks(list(modules), weights, interleaved) or self._as_floats(weights, interleaved)
+        if biases := [m.bias.detach() for m in modules.values() if isinstance(m, nn.Linear) and m.bias is not None]:
+            packed.set_bias(biases)
+        for module in modules.values():
+            module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        return packed
+
+    def _as_blocks(self, names: Sequence[str], weights: Sequence[Tensor], interleaved: bool) -> Packed | None:
+        found = [self._blocks.rows(name) for name in names] if self._blocks else []
+        parts = [rows for rows in found if rows is not None]
+        if len(parts) < len(names) or len({rows.kind for rows in parts}) > 1:
+            return None
+        packed = Packed(parts[0].kind, parts[0].inputs, [len(rows.data) for rows in parts], interleaved)
+        for part, (rows, weight) in enumerate(zip(parts, weights, strict=True)):
+            places = packed.places(part)
+            packed.write(rows.data, places)
+            for some, expected in zip(places.split(_SOME), weight.split(_SOME), strict=True):
+                if not torch.equal(packed.rows(some), expected.float()):
+                    return None
+                self._mapped.release(expected)
+        return packed
+
+    def _as_floats(self, weights: Sequence[Tensor], interleaved: bool) -> Packed:
+        exact = self._bfloat16 and all(_is_bfloat16(some) for weight in weights for some in weight.split(_SOME))
+        kind, dtype = (Kind.BF16, torch.bfloat16) if exact else (Kind.F32, torch.float32)
+        packed = Packed(kind, weights[0].shape[1], [len(weight) for weight in weights], interleaved)
+        for part, weight in enumerate(weights):
+            for some, places in zip(weight.split(_SOME), packed.places(part).split(_SOME), strict=True):
+                packed.write(Rows.of(some.to(dtype)).data, places)
+                self._mapped.release(some)
+        return packed
+
+
+def _is_bfloat16(weight: Tensor) -> bool:
+    return not (weight.float().view(torch.int32) & 0xFFFF).any()

@@ -1,0 +1,165 @@
+"""The native tier: the Llama family on CPU, by one C++ call per range of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from paceline.errors import UnsupportedModel
+from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.families import FAMILIES, LLAMA
+from paceline.targets.native.build import library
+from paceline.targets.native.model import LayerWeights, NativeModel, Places, Sizes
+from paceline.targets.native.storage import Storage
+from paceline.targets.native.weights import Packed
+from paceline.targets.rope import RopeTables
+from paceline.targets.span import Span
+from paceline.targets.target import Target, as_target
+
+MAX_HEAD_DIM = 256  # of attention.cpp
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that depend on the position only
+
+
+class NativeTarget(Target):
+    """Packs the model's weights and takes them away from it. Computes in float32.
+
+    A token's result has the same bits whatever stands beside it in the pass, and with any number of threads: greedy
+    speculative decoding is then plain decoding, bit for bit.
+
+    Args:
+        storage: see `Storage`.
+
+    Raises:
+        NativeUnavailable: the C++ code cannot be built here.
+        UnsupportedModel: not of the Llama family, or with parts that the pass does not have.
+        OptionError: unknown storage, or one that needs a GGUF file.
+    """
+
+    tier = "native"
+    exact = True
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, storage: str = "auto"
+    ) -> None:
+        super().__init__(model, tokenizer)
+        library()
+        self.dtype = torch.float32
+        self._check(model)
+        attention = model.model.layers[0].self_attn
+        self._shape = CacheShape(self.num_layers, self.config.num_key_value_heads, attention.head_dim)
+        self._rope = RopeTables(model.model.rotary_emb, self.dtype, self.device, self.context)
+        self._norm = model.model.norm.weight.detach().float()
+        self.native, self._embedding = self._pack(model, storage)
+
+    # -- the block view --------------------------------------------------------------------------------------------
+    def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]:
+        return self._embedding.rows(span.ids.flatten()).view(*span.ids.shape, -1)
+
+    def layers(
+        self,
+        hidden: Tensor,
+        span: Span,
+        cache: KVCache,
+        start: int,
+        stop: int,
+        skip: Collection[tuple[int, str]] = (),
+    ) -> Float[Tensor, "batch width hidden"]:
+        if span.end > cache.capacity:
+            raise IndexError(f"the pass ends at slot {span.end} of a cache of {cache.capacity}")
+        hidden = hidden.clone(memory_format=torch.contiguous_format)  # the pass works in place
+        flags = bytes((i, part) in skip for i in range(start, stop) for part in ("attention", "mlp")) if skip else None
+        self._rope.grow(span.end)
+        flat, where = hidden.view(-1, hidden.shape[-1]), places(span, self.context)
+        self.native.layers(flat, self._rope.cos, self._rope.sin, cache.store, where, start, stop, flags)
+        return hidden
+
+    def head(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        return self.native.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+
+    def cache_shape(self) -> CacheShape:
+        return self._shape
+
+    # -- from the Hugging Face model -------------------------------------------------------------------------------
+    def _check(self, model: PreTrainedModel) -> None:
+        as_target(model)  # refuses what no tier supports
+        kind, config = self.config.model_type, self.config
+        if FAMILIES.get(kind) is not LLAMA:
+            raise UnsupportedModel(
+                f"the native tier runs {', '.join(k for k, f in FAMILIES.items() if f is LLAMA)}, not {kind}"
+            )
+        attention, rope = model.model.layers[0].self_attn, model.model.rotary_emb.rope_type
+        for fits, what in (
+            (config.hidden_act == "silu", f"activation {config.hidden_act}"),
+            (rope in STATIC_ROPE, f"rope type {rope}"),
+            (attention.head_dim <= MAX_HEAD_DIM and attention.head_dim % 2 == 0, f"head size {attention.head_dim}"),
+            (model.device.type == "cpu", f"device {model.device}"),
+            (model.dtype != torch.float64, "float64 (it computes in float32)"),
+        ):
+            if not fits:
+                raise UnsupportedModel(f"the native tier does not support {what}")
+
+    def _pack(self, model: PreTrainedModel, mode: str) -> tuple[NativeModel, Packed]:
+        config, decoder, shape = self.config, model.model, self._shape
+        source = Path(config.name_or_path or "?", "source.gguf")
+        heads = {"q_proj": config.num_attention_heads, "k_proj": shape.kv_heads}
+        storage = Storage(mode, source if source.is_file() else None, self.num_layers, heads)
+        layers = [_pack_layer(storage, f"model.layers.{i}", layer) for i, layer in enumerate(decoder.layers)]
+        embed, head = decoder.embed_tokens, model.get_output_embeddings()
+        tied = head.weight.data_ptr() == embed.weight.data_ptr()
+        embedding = storage.pack({"model.embed_tokens": embed})
+        output = embedding if tied else storage.pack({"lm_head": head})
+        if tied:
+            head.weight = embed.weight  # both empty now
+        sizes = Sizes(
+            config.hidden_size,
+            config.num_attention_heads,
+            shape.kv_heads,
+            shape.head_dim,
+            config.intermediate_size,
+            config.rms_norm_eps,
+            decoder.layers[0].self_attn.scaling,
+        )
+        return NativeModel(sizes, layers, self._norm, output), embedding
+
+
+def _pack_layer(storage: Storage, name: str, layer: Any) -> LayerWeights:
+    def named(owner: str, *parts: str) -> dict[str, nn.Linear]:
+        return {f"{name}.{owner}.{part}": getattr(getattr(layer, owner), part) for part in parts}
+
+    def norm(module: Any) -> Any:
+        return None if module is None else module.weight.detach().float()
+
+    return LayerWeights(
+        qkv=storage.pack(named("self_attn", "q_proj", "k_proj", "v_proj")),
+        out=storage.pack(named("self_attn", "o_proj")),
+        gate_up=storage.pack(named("mlp", "gate_proj", "up_proj"), interleaved=True),
+        down=storage.pack(named("mlp", "down_proj")),
+        attention_norm=norm(layer.input_layernorm),
+        mlp_norm=norm(layer.post_attention_layernorm),
+        query_norm=norm(getattr(layer.self_attn, "q_norm", None)),
+        key_norm=norm(getattr(layer.self_attn, "k_norm", None)),
+    )
+
+
+def places(span: Span, context: int) -> Places:
+    """Where the tokens of a span stand, row after row."""
+    batch, width = span.batch, span.width
+    starts = span.starts.astype(np.int32)
+    row = np.repeat(np.arange(batch, dtype=np.int32), width)
+    slot = (starts[:, None] + np.arange(span.offset, span.offset + width, dtype=np.int32)).ravel()
+    position = slot if span.depths is None else starts[row] + span.depths.numpy().astype(np.int32).ravel()
+    position = np.minimum(position, context - 1)  # padding nodes may lie behind the context's end
+    extra_start = np.zeros(len(row) + 1, np.int32)
+    if span.ancestors is None:
+        return Places(position, row, slot, slot + np.int32(1), extra_start, slot)
+    seen = span.ancestors.numpy().reshape(batch * width, -1)
+    token, node = np.nonzero(seen)
+    np.cumsum(seen.sum(1), out=extra_start[1:])
+    return Places(position, row, slot, starts[row], extra_start, starts[row[token]] + node.astype(np.int32))

@@ -1,0 +1,105 @@
+"""Matrices as a checkpoint stores them, and packed as the C++ pass reads them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from paceline.targets.native.build import library
+from paceline.targets.native.memory import allocate
+
+BLOCK = 32  # weights in a block of the GGUF formats
+LANES = 8
+
+
+class Kind(IntEnum):
+    """How weights are stored; the values are those of native.h."""
+
+    F32 = 0
+    BF16 = 1
+    Q8_0 = 2
+    Q4_0 = 3
+    Q4_1 = 4
+
+
+class Rows(NamedTuple):
+    """A matrix row by row, as floats, bfloat16 or GGUF blocks."""
+
+    kind: Kind
+    inputs: int
+    data: UInt8[Tensor, "outputs row_bytes"]
+
+    @classmethod
+    def of(cls, weight: Float[Tensor, "outputs inputs"]) -> Rows:
+        """Of a float32 or bfloat16 matrix; shares its memory where that is contiguous."""
+        kind = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16}[weight.dtype]
+        return cls(kind, weight.shape[1], weight.contiguous().view(torch.uint8))
+
+
+class CMatrix(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+        ("inputs", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("data", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    )
+
+
+class Packed:
+    """One matrix made of several over the same inputs, in the layout of gemm.cpp; owns its memory.
+
+    Args:
+        parts: the outputs of each. They lie one below the other, or `interleaved` (parts of equal size): eight
+            outputs of each by turns, filled up with zeros, which is how the pass wants the MLP's gate and up.
+    """
+
+    def __init__(self, kind: Kind, inputs: int, parts: Sequence[int], interleaved: bool = False) -> None:
+        self._parts, self._interleaved = tuple(parts), interleaved
+        filled = [-(-size // LANES) * LANES if interleaved else size for size in parts]
+        self.kind = kind
+        self.c = CMatrix(kind, sum(filled), inputs, 0, None, None)
+        self.bytes: int = library().paceline_packed_bytes(ctypes.byref(self.c))
+        self._memory, self._bias = allocate(self.bytes), torch.empty(0)
+        self.c.data = self._memory.data_ptr()
+
+    @property
+    def outputs(self) -> int:
+        return self.c.outputs
+
+    def places(self, part: int) -> Int[Tensor, " rows"]:
+        """The outputs that the rows of a part have become."""
+        row = torch.arange(self._parts[part])
+        if not self._interleaved:
+            return sum(self._parts[:part]) + row
+        return (row // LANES * len(self._parts) + part) * LANES + row % LANES
+
+    def write(self, rows: UInt8[Tensor, "rows row_bytes"], places: Int[Tensor, " rows"]) -> None:
+        rows, places = rows.contiguous(), places.contiguous()
+        matrix, packed = ctypes.byref(self.c), self._memory.data_ptr()
+        library().paceline_pack(matrix, rows.data_ptr(), rows.shape[1], places.data_ptr(), len(rows), packed)
+
+    def set_bias(self, biases: Sequence[Float[Tensor, " rows"]]) -> None:
+        self._bias = torch.zeros(self.outputs)
+        for part, bias in enumerate(biases):
+            self._bias[self.places(part)] = bias.float()
+        self.c.bias = self._bias.data_ptr()
+
+    def rows(self, places: Int[Tensor, " rows"]) -> Float[Tensor, "rows inputs"]:
+        """The weights of some outputs, as floats. Raises IndexError for one that is not there."""
+        places = places.to(torch.int64).contiguous()
+        out = torch.empty(len(places), self.c.inputs)
+        if not library().paceline_rows(ctypes.byref(self.c), places.data_ptr(), len(places), out.data_ptr()):
+            raise IndexError(f"an index is outside 0 .. {self.outputs - 1}")
+        return out
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,318 @@
+"""The native tier: Hugging Face's logits, the same bits at any width, exact storage, and the build."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+from paceline.drafters.tree import tree_span
+from paceline.errors import NativeUnavailable, OptionError, UnsupportedModel
+from paceline.targets import sources
+from paceline.targets.native import NativeTarget, available, build
+from paceline.targets.native.model import NativeModel, Sizes
+from paceline.targets.native.storage import Storage
+from paceline.targets.native.weights import Kind, Packed, Rows
+from paceline.targets.span import Span
+from paceline.targets.target import Target, as_target
+from targets.test_families import bushy
+from tiny import small_llama
+from tiny_gguf import write_gguf
+
+pytestmark = pytest.mark.skipif(not available(), reason="no C++ compiler with OpenMP")
+
+CONTEXT = 400  # more than three of attention's chunks
+SIZES = {
+    "vocab_size": 131,
+    "hidden_size": 60,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.15,
+}
+FAMILIES: dict[str, tuple[type, type, dict[str, object]]] = {
+    "llama": (hf.LlamaForCausalLM, hf.LlamaConfig, {}),
+    "one key/value head": (
+        hf.LlamaForCausalLM,
+        hf.LlamaConfig,
+        {"hidden_size": 70, "num_attention_heads": 14, "num_key_value_heads": 1, "head_dim": 24},
+    ),
+    "biases, tied": (
+        hf.LlamaForCausalLM,
+        hf.LlamaConfig,
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "mistral": (hf.MistralForCausalLM, hf.MistralConfig, {"sliding_window": None, "head_dim": 16}),
+    "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config, {"num_key_value_heads": 6}),
+    "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config, {"head_dim": 40}),
+}
+
+
+def make(family: str) -> hf.PreTrainedModel:
+    model, config, fields = FAMILIES[family]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = model(config(**(SIZES | fields)))
+        for weight in made.parameters():  # biases and norms start as 0 and 1, where a mistake cannot be seen
+            if weight.dim() == 1:
+                torch.nn.init.normal_(weight, mean=weight.mean().item(), std=0.3)
+    return made.eval()
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest) -> tuple[NativeTarget, Target]:
+    return NativeTarget(make(request.param)), as_target(make(request.param))
+
+
+@pytest.fixture(scope="module")
+def llama() -> NativeTarget:
+    return NativeTarget(make("llama"))
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random_ids(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 131, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def chunked(target: Target, ids: Tensor, width: int) -> Tensor:
+    """Logits `[tokens, vocab]`, computed `width` tokens at a time."""
+    cache, logits = target.new_cache(1, len(ids)), []
+    for some in ids.split(width):
+        logits.append(target.forward(Span(some[None], cache.lengths.copy()), cache).logits[0])
+        cache.commit([range(len(some))])
+    return torch.cat(logits)
+
+
+# -- what it computes --------------------------------------------------------------------------------------------------
+def test_is_hugging_face(pair: tuple[NativeTarget, Target]) -> None:
+    native, reference = pair
+    ids = random_ids(1, 300)
+    want = reference.model(ids).logits[0]
+    torch.testing.assert_close(chunked(native, ids[0], 300), want, rtol=0, atol=2e-5 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_block_view(pair: tuple[NativeTarget, Target], batch: int) -> None:
+    """Taps, ranges of layers and skipped sublayers, over rows of different lengths."""
+    native, reference = pair
+    starts = np.array([5, 0, 140][:batch])
+    skip = {(0, "mlp"), (1, "attention"), (2, "attention"), (2, "mlp")}
+    results = []
+    for target in (native, reference):
+        cache = target.new_cache(batch, 150)
+        cache.store.copy_(torch.randn(cache.store.shape, generator=torch.Generator().manual_seed(1)))
+        span = Span(random_ids(batch, 4), starts)
+        out = target.forward(span, cache, taps=(0, 2, 3))
+        left_out = target.layers(out.taps[0], span, cache, 0, 3, skip)
+        results.append([*out.taps.values(), out.logits, left_out, cache.store])
+        assert torch.equal(out.taps[0], target.embed(span)), "a tap was overwritten"
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+# -- the same bits -----------------------------------------------------------------------------------------------------
+def test_any_width_and_threads_give_the_same_bits(pair: tuple[NativeTarget, Target], threads: None) -> None:
+    """Widths on both sides of every boundary in the GEMM and in attention."""
+    native, _ = pair
+    ids = random_ids(300)
+    torch.set_num_threads(1)
+    want = chunked(native, ids, 1)
+    for count, width in [(2, 1), (2, 2), (1, 3), (2, 5), (1, 6), (2, 7), (2, 13), (1, 97), (2, 128), (2, 300)]:
+        torch.set_num_threads(count)
+        assert torch.equal(chunked(native, ids, width), want), f"width {width}, {count} threads"
+
+
+@pytest.mark.parametrize("length", [0, 17, 125, 256])
+def test_a_path_through_a_tree_is_a_chain(pair: tuple[NativeTarget, Target], length: int) -> None:
+    native, _ = pair
+    tree, context = bushy(), random_ids(length)
+    cache = native.new_cache(1, length + 16)
+    native.prefill(context.tolist(), cache)
+    logits = native.forward(tree_span([tree], cache.lengths, native.device), cache).logits[0]
+    for node in range(len(tree)):
+        path = torch.tensor([tree.tokens[n] for n in tree.path(node)])
+        assert torch.equal(logits[node], chunked(native, torch.cat([context, path]), 1)[-1])
+    path = torch.tensor([tree.tokens[n] for n in tree.path(7)])
+    cache.commit([tree.path(7)])
+    after = native.forward(Span(torch.tensor([[3]]), cache.lengths.copy()), cache).logits[0, 0]
+    assert torch.equal(after, chunked(native, torch.cat([context, path, torch.tensor([3])]), 5)[-1])
+
+
+def test_a_row_of_a_batch_is_alone(llama: NativeTarget) -> None:
+    contexts = [random_ids(length, seed=length) for length in (3, 150, 40)]
+    batch = llama.new_cache(3, 160)
+    for row, context in enumerate(contexts):
+        llama.prefill(context.tolist(), batch.rows(row, row + 1))
+    ids = random_ids(3, 5)
+    logits = llama.forward(Span(ids, batch.lengths.copy()), batch).logits
+    for row, context in enumerate(contexts):
+        assert torch.equal(logits[row], chunked(llama, torch.cat([context, ids[row]]), 1)[-5:])
+
+
+# -- storage -----------------------------------------------------------------------------------------------------------
+def quantised(kind: Kind, outputs: int, inputs: int) -> tuple[Rows, Tensor]:
+    """Random blocks, and the floats that gguf makes of them."""
+    weight = np.random.default_rng(0).standard_normal((outputs, inputs)).astype(np.float32)
+    weight[0] = 0
+    weight[1] *= 1e-7  # a scale that is subnormal in half precision
+    raw = gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind.name])
+    plain = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind.name])
+    return Rows(kind, inputs, torch.from_numpy(raw)), torch.from_numpy(plain)
+
+
+def head(rows: Rows) -> NativeModel:
+    """A model that is a head alone."""
+    packed = Packed(rows.kind, rows.inputs, [len(rows.data)])
+    packed.write(rows.data, packed.places(0))
+    return NativeModel(Sizes(rows.inputs, 1, 1, 2, 1, 1e-6, 1.0), [], torch.ones(rows.inputs), packed)
+
+
+@pytest.mark.parametrize("inputs", [32, 608])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+def test_blocks_give_the_bits_of_their_floats(kind: Kind, inputs: int) -> None:
+    rows, plain = quantised(kind, 150, inputs)
+    blocks, floats = head(rows), head(Rows.of(plain))
+    assert torch.equal(blocks.matrices[-1].rows(torch.arange(150)), plain)
+    for tokens in (1, 2, 3, 4, 5, 6, 7, 12, 13, 100):
+        hidden = torch.randn(tokens, inputs, generator=torch.Generator().manual_seed(tokens))
+        assert torch.equal(blocks.head(hidden), floats.head(hidden))
+
+
+@pytest.mark.parametrize("inputs", [31, 600])
+def test_bfloat16_gives_the_bits_of_its_floats(inputs: int) -> None:
+    weight = torch.randn(75, inputs).bfloat16()
+    small, floats = head(Rows.of(weight)), head(Rows.of(weight.float()))
+    assert small.matrices[-1].bytes * 2 == floats.matrices[-1].bytes
+    for tokens in (1, 2, 5, 6, 7, 100):
+        hidden = torch.randn(tokens, inputs)
+        assert torch.equal(small.head(hidden), floats.head(hidden))
+
+
+def kinds(target: NativeTarget) -> set[Kind]:
+    return {matrix.kind for matrix in target.native.matrices}
+
+
+def test_bfloat16_is_chosen_where_it_is_exact(llama: NativeTarget) -> None:
+    rounded = make("llama").bfloat16().float()
+    assert kinds(llama) == {Kind.F32}
+    assert kinds(NativeTarget(rounded)) == {Kind.BF16}
+    ids, rounded = random_ids(20), make("llama").bfloat16().float()
+    assert torch.equal(
+        chunked(NativeTarget(rounded, storage="fp32"), ids, 7),
+        chunked(NativeTarget(make("llama").bfloat16()), ids, 7),
+    )
+
+
+def test_the_blocks_of_a_gguf_file(tmp_path: Path, cache_dir: Path) -> None:
+    """Taken where they are the checkpoint's weights, and only there."""
+    write_gguf(tmp_path / "tiny.gguf")
+    ids, targets = random_ids(40), []
+    for storage in ("auto", "blocks", "fp32"):
+        model, tokenizer = sources.load_model(str(tmp_path / "tiny.gguf"), progress=False)
+        if storage == "blocks":
+            model.model.layers[1].mlp.down_proj.weight.data[3, 5] += 1e-3
+            model.model.layers[1].mlp.down_proj.weight.data[3, 5] -= 2e-3
+        targets.append(NativeTarget(model, tokenizer, storage))
+    exact, changed, floats = targets
+    assert kinds(exact) == {Kind.Q4_1, Kind.Q8_0}
+    assert [matrix.kind for matrix in changed.native.matrices[:-1]] == [Kind.Q4_1] * 7 + [Kind.F32]
+    assert torch.equal(chunked(exact, ids, 3), chunked(floats, ids, 11))
+    assert sum(matrix.bytes for matrix in exact.native.matrices) < sum(m.bytes for m in floats.native.matrices) / 4
+
+
+def test_storage_that_cannot_be(tmp_path: Path) -> None:
+    for storage, words in (("int3", "there are auto"), ("blocks", "come from a GGUF file")):
+        with pytest.raises(OptionError, match=words):
+            Storage(storage, None, 1, {})
+
+
+def test_unsupported_models() -> None:
+    for model, words in (
+        (small_llama(), "float64"),
+        (small_llama(hidden_act="gelu").float(), "gelu"),
+        (small_llama(head_dim=258).float(), "258"),
+        (hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1)), "neox"),
+    ):
+        with pytest.raises(UnsupportedModel, match=words):
+            NativeTarget(model)
+
+
+def test_what_lies_outside(llama: NativeTarget) -> None:
+    cache = llama.new_cache(1, 4)
+    for ids in ([131], [-1], [0] * 5):
+        with pytest.raises(IndexError):
+            llama.forward(Span(torch.tensor([ids]), cache.lengths.copy()), cache)
+
+
+# -- the build ---------------------------------------------------------------------------------------------------------
+CHECK = """
+import torch
+from paceline.targets.native import NativeTarget
+from paceline.targets.span import Span
+from tiny import small_llama
+model, ids = small_llama().float(), torch.arange(200)[None]
+with torch.inference_mode():
+    want = model(ids).logits
+    target = NativeTarget(model)
+    cache = target.new_cache(1, 200)
+    torch.testing.assert_close(target.forward(Span(ids, cache.lengths), cache).logits, want, rtol=1e-4, atol=1e-4)
+    last = target.forward(Span(ids[:, -1:], cache.lengths + 199), cache).logits[0, 0]
+    assert torch.equal(last, target.forward(Span(ids, cache.lengths), cache).logits[0, -1])
+"""
+
+
+def test_portable_code_built_by_two_processes_at_once(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.PORTABLE, "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    both = [subprocess.Popen([sys.executable, "-c", CHECK], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [(process.communicate()[1], process.returncode) for process in both] == [("", 0)] * 2
+    assert [path.suffix for path in sorted((cache_dir / "native").iterdir())] == [".lock", ".so"]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (None, "needs a C++ compiler"),
+        ("echo 'x.cpp:1:10: fatal error: omp.h: no such file' >&2; exit 1", "omp.h: no such file"),
+        ("exit 0", "cannot be built or loaded"),
+    ],
+)
+def test_unavailable(
+    script: str | None, words: str, tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if script is not None:
+        (tmp_path / "c++").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    build.library.cache_clear()
+    try:
+        assert not available()
+        with pytest.raises(NativeUnavailable) as error:
+            build.library()
+    finally:
+        build.library.cache_clear()
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
