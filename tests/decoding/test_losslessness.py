@@ -22,6 +22,7 @@ from paceline.drafters import DRAFTERS
 from paceline.drafters.base import AutoregressiveDrafter, Drafter
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.layer_skip import LayerSkip
+from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.tree import TokenTree
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
@@ -262,6 +263,7 @@ def drafter_model() -> BlockTarget:
 #: How to make a drafter that needs more than the target.
 MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
     "draft-model": lambda target, other: DraftModel(target, model=other),
+    "lookahead": lambda target, _: Lookahead(target, level=2),  # outputs of three tokens are too short for more
 }
 
 

@@ -74,19 +74,18 @@ class Lookahead(Drafter):
             return tree
         for ngram in reversed(window.ngrams.get(row.ids[-1], ())):  # verification branch, latest first
             tree.add_path(ngram[:reach], self.source)
-        if reach >= self.window + self.level - 2:  # near the end there is nothing left to look ahead for
-            self._lookahead_branch(tree, window)
+        columns = min(self.window, reach - (self.level - 2))  # whole ones: an n-gram needs its column's last answer
+        if columns > 0:
+            self._lookahead_branch(tree, window, columns)
         return tree
 
-    def _lookahead_branch(self, tree: TokenTree, window: Window) -> None:
-        above = [0] * self.window
+    def _lookahead_branch(self, tree: TokenTree, window: Window, columns: int) -> None:
         for level, guesses in enumerate(window.levels):
             row: list[int] = []
-            for column, token in enumerate(guesses):
-                parent = (row[-1] if row else 0) if level == 0 else above[column]
-                row.append(tree.add(token, parent, self.source))
+            for column in range(columns):
+                parent = window.nodes[-1][column] if level else row[-1] if row else 0
+                row.append(tree.add(guesses[column], parent, self.source))
             window.nodes.append(row)
-            above = row
 
     def _reach(self, row: Row) -> int:
         depth = 0
@@ -101,9 +100,11 @@ class Lookahead(Drafter):
         answers = out.logits[window.nodes[-1]].argmax(-1).tolist()
         for column, answer in enumerate(answers):
             window.remember((*(guesses[column] for guesses in window.levels), answer))
-        # The next iteration: every level moves up, the answers become the newest one; the window slides over what was
-        # accepted, and its new columns are filled with the newest guesses again.
-        window.levels = [*window.levels[1:], deque(answers)]
+        # The next iteration: every level moves up, a step to the right, and the answers become the newest. That goes as
+        # far as the target's token; the window slides on over the accepted ones, and old guesses fill the gap.
+        newest = deque(window.levels[-1])
+        for column, answer in enumerate(answers):
+            newest[column] = answer
+        window.levels = [*window.levels[1:], newest]
         for guesses in window.levels:
-            for _ in range(min(len(path), len(guesses))):
-                guesses.append(guesses.popleft())
+            guesses.rotate(1 - len(path))
