@@ -14,6 +14,8 @@ from paceline.targets.target import Target, as_target
 #: How a target pass runs, as `module:function` of (model, tokenizer): one block view, the same results.
 TIERS = {
     "reference": "paceline.targets.target:as_target",  # Hugging Face's modules as they are
+    "torch": "paceline.targets.torch_tier:make_torch_target",  # fused, prepacked, width-independent on CPU
+    "native": "paceline.targets.native:NativeTarget",  # C++ for the Llama family on CPU, built on first use
 }
 DEFAULT_TIER = "reference"
 

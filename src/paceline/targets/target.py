@@ -32,12 +32,15 @@ class Target(ABC):
     """A causal LM behind one interface, whatever runs it.
 
     `has_blocks` says whether `embed`, `layers` and `head` work one by one; without them only `forward` does.
+    `exact` promises that a token's result has the same bits whatever the width of the pass, so that greedy output is
+    plain decoding's bit for bit.
     Layers are numbered as in the model; "tap i" is the hidden state entering layer i, so tap `num_layers` is the
     input of the final norm.
     """
 
     has_blocks = True
     tier = "reference"
+    exact = False
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         config = model.config.get_text_config()
