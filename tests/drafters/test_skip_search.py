@@ -110,7 +110,7 @@ def test_speedup_is_tokens_over_time_at_the_best_length() -> None:
 
 
 def test_measures_every_pass(target: Target) -> None:
-    costs = measure(target, k_max=4, context=16, repeats=3)
+    costs = measure(target, k_max=4, context=16, seconds=0.2)
     assert len(costs.verify) == 5
     assert min(costs.verify) > 0
     assert 0 < costs.draft(SkipSet(3, (0, 1, 2), (0, 1, 2))) < costs.draft(SkipSet(3, (), ()))
@@ -132,6 +132,16 @@ def test_finds_the_sublayers_that_do_nothing(idle: Target) -> None:
     assert best > 1.2
     assert [each.done for each in seen] == list(range(1, 41))
     assert seen[-1].best == max(each.speedup for each in seen) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.35])
+def test_set_saves_at_least_what_is_asked(target: Target, share: float) -> None:
+    """Where every sublayer counts, a search left alone skips none."""
+    dear = Costs(0.1, COSTS.sublayer, (1.0, 1.3))
+    found = search(target, PROMPTS, trials=30, new_tokens=16, k_max=1, min_skip=share, costs=dear)
+    assert found.found["speedup"] < 1
+    draft = dear.draft(found)
+    assert draft == pytest.approx(1.0) if share == 0 else draft <= 0.65
 
 
 def test_result_tells_where_it_comes_from(idle: Target, cache_dir: Path) -> None:
@@ -185,6 +195,7 @@ def test_refuses_a_journal_of_another_search(idle: Target, tmp_path: Path) -> No
         ({"trials": 0}, "trials must be at least 1, not 0"),
         ({"new_tokens": -1}, "new tokens must be at least 1, not -1"),
         ({"k_max": 0}, "k_max"),
+        ({"min_skip": 1.0}, "min_skip"),
         ({"prompts": []}, "no prompts"),
         ({"prompts": [[1], []]}, "one is empty"),
     ],

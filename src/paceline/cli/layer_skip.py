@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,6 +67,7 @@ def search(
             resume=resume,
             progress=progress,
         )
+    found = replace(found, found=found.found | {"suite": suite})
     found.save(target)
     if as_json:
         print_json({"out": str(target), "attention": found.attention, "mlp": found.mlp, "found": found.found})

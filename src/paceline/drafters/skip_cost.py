@@ -110,8 +110,8 @@ class Costs:
 
 
 @torch.inference_mode()
-def measure(target: Target, k_max: int = 8, context: int = 128, repeats: int = 7) -> Costs:
-    """Time the passes on this machine: interleaved, the fastest of `repeats` each, as disturbances only add."""
+def measure(target: Target, k_max: int = 8, context: int = 128, seconds: float = 20.0) -> Costs:
+    """Time the passes on this machine, turn by turn for `seconds`: the fastest of each, as disturbances only add."""
     context = min(context, target.context - k_max - 1)
     cache = target.new_cache(1, context + k_max + 1)
     cache.lengths[:] = context
@@ -134,7 +134,9 @@ def measure(target: Target, k_max: int = 8, context: int = 128, repeats: int = 7
     drafts = [nothing, *(draft(without[kind]) for kind in KINDS)]
     passes = [*drafts, *(verify(width) for width in range(1, k_max + 2))]
     best = [float("inf")] * len(passes)
-    for _ in range(repeats + 1):  # the first warms up; it is never the fastest
+    turns, deadline = 0, time.perf_counter() + seconds
+    while turns < 4 or time.perf_counter() < deadline:
+        turns += 1
         for index, run in enumerate(passes):
             started = time.perf_counter()
             run()

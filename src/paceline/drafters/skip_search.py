@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from paceline.drafters.skip_cost import Costs, Replay, measure, tau
 from paceline.drafters.skip_set import KINDS, SkipSet, model_key
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
     from optuna import Study, Trial
 
 #: Tried first: sublayers of both kinds, or of one, skipped evenly at these shares.
-EVEN = {KINDS: (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), ("attention",): (0.2, 0.4), ("mlp",): (0.2, 0.4)}
+EVEN = {KINDS: (0.15, 0.2, 0.3, 0.4, 0.5, 0.6), ("attention",): (0.3, 0.6), ("mlp",): (0.2, 0.4)}
 
 
 class Progress(NamedTuple):
-    """After a trial: how many are done, its predicted speedup over plain decoding, and the best so far."""
+    """After a trial: how many are done, its predicted speedup over plain decoding (marked down when it skips too
+    little), and the best so far."""
 
     done: int
     trials: int
@@ -49,6 +51,7 @@ def search(
     trials: int = 100,
     new_tokens: int = 32,
     k_max: int = 8,
+    min_skip: float = 0.1,
     seed: int = 0,
     costs: Costs | None = None,
     journal: Path | None = None,
@@ -62,6 +65,8 @@ def search(
         trials: skip sets tried, in all.
         new_tokens: tokens of the target's own continuation of each prompt on which drafts are judged.
         k_max: longest draft considered.
+        min_skip: share of a draft pass's time that the set must save. Without it the best set may be nearly empty:
+            where no set pays, drafting with the whole model loses least.
         costs: of the passes; default measured now.
         journal: file that keeps the trials; a search that was killed goes on from it with `resume`.
         progress: called after every trial.
@@ -77,6 +82,7 @@ def search(
     require(trials >= 1, f"layer-skip search: trials must be at least 1, not {trials}")
     require(new_tokens >= 1, f"layer-skip search: new tokens must be at least 1, not {new_tokens}")
     require(k_max >= 1, f"layer-skip search: k_max must be at least 1, not {k_max}")
+    require(0 <= min_skip < 1, f"layer-skip search: min_skip must lie in [0, 1), not {min_skip}")
     require(bool(prompts) and all(prompts), "layer-skip search: there are no prompts, or one is empty")
     if not target.has_blocks:
         raise UnsupportedModel(f"layer-skip needs a model whose layers run one by one; {target.name} is not one")
@@ -88,6 +94,7 @@ def search(
         "prompts_sha256": hashlib.sha256(json.dumps([*map(list, prompts)]).encode()).hexdigest(),
         "new_tokens": new_tokens,
         "k_max": k_max,
+        "min_skip": min_skip,
         "seed": seed,
     }
     study = _study(seed, about, target.num_layers, journal, resume)
@@ -100,15 +107,23 @@ def search(
     def speedup(skip: SkipSet) -> float:
         return known.speedup(replay.matches(skip.sublayers), known.draft(skip))[0]
 
+    def short(skip: SkipSet) -> float:
+        """By how much it falls short of `min_skip`."""
+        return max(0.0, min_skip - 1 + known.draft(skip) / known.draft(SkipSet(target.num_layers, (), ())))
+
     def objective(trial: Trial) -> float:
-        return speedup(_ask(trial, target.num_layers))
+        skip = _ask(trial, target.num_layers)
+        return speedup(skip) - 2 * short(skip)
 
     def report(study: Study, trial: Any) -> None:
         progress(Progress(_done(study), trials, trial.value, study.best_value))
 
     if (left := trials - _done(study)) > 0:
         study.optimize(objective, n_trials=left, callbacks=[report])
-    best = _skip_set(study.best_params, target.num_layers)
+    tried = [
+        (trial.value, _skip_set(trial.params, target.num_layers)) for trial in study.trials if trial.value is not None
+    ]
+    _, best = max(tried, key=lambda pair: (short(pair[1]) == 0, pair[0]))
     facts = {"method": "search", **about, "trials": _done(study), **_promise(best, replay, known)}
     return replace(best, found=facts | {"costs": asdict(known), "tier": target.tier} | _made())
 
@@ -125,8 +140,9 @@ def _promise(skip: SkipSet, replay: Replay, costs: Costs) -> dict[str, Any]:
     }
 
 
-def _made() -> dict[str, str]:
-    return {"date": datetime.now(UTC).date().isoformat(), "paceline": __version__}
+def _made() -> dict[str, Any]:
+    threads = torch.get_num_threads()
+    return {"threads": threads, "date": datetime.now(UTC).date().isoformat(), "paceline": __version__}
 
 
 # -- the study -------------------------------------------------------------------------------------------------------
