@@ -92,13 +92,13 @@ def _path(t, token):
     return carray(integers(t[PATHS] + 8 * token * t[PATH_STRIDE]), max(t[PATH_STRIDE], 1))
 
 
-@njit(**FAST)
-def _score(query, keys, start, path, scores, place, stop):
+@njit(inline="always", **FAST)
+def _score_of(size, query, keys, start, path, scores, place, stop):
     while place + 4 <= stop:
         k0, k1 = keys[_slot(place, start, path)], keys[_slot(place + 1, start, path)]
         k2, k3 = keys[_slot(place + 2, start, path)], keys[_slot(place + 3, start, path)]
         s0 = s1 = s2 = s3 = np.float32(0)
-        for i in range(query.size):
+        for i in range(size):
             x = query[i]
             s0 += x * k0[i]
             s1 += x * k1[i]
@@ -112,34 +112,61 @@ def _score(query, keys, start, path, scores, place, stop):
 
 
 @njit(**FAST)
-def _softmax(scores, count):
-    highest = scores[0]
-    for place in range(count):
-        highest = max(highest, scores[place])
-    total = np.float32(0)
-    for place in range(count):
-        weight = exp(scores[place] - highest)
-        scores[place] = weight
-        total += weight
-    scale = np.float32(1) / total
-    for place in range(count):
-        scores[place] *= scale
+def _score(size, query, keys, start, path, scores, place, stop):
+    """scores[place .. stop-1] = query . key. The usual head dimensions as constants: that is a quarter faster."""
+    if size == 64:
+        _score_of(64, query, keys, start, path, scores, place, stop)
+    elif size == 128:
+        _score_of(128, query, keys, start, path, scores, place, stop)
+    else:
+        _score_of(size, query, keys, start, path, scores, place, stop)
 
 
-@njit(**FAST)
-def _collect(weights, values, start, path, out, place, stop):
+@njit(inline="always", **FAST)
+def _collect_of(size, weights, values, start, path, out, place, stop):
     while place + 4 <= stop:
         v0, v1 = values[_slot(place, start, path)], values[_slot(place + 1, start, path)]
         v2, v3 = values[_slot(place + 2, start, path)], values[_slot(place + 3, start, path)]
         w0, w1, w2, w3 = weights[place], weights[place + 1], weights[place + 2], weights[place + 3]
-        for i in range(out.size):
+        for i in range(size):
             out[i] += (w0 * v0[i] + w1 * v1[i]) + (w2 * v2[i] + w3 * v3[i])
         place += 4
     while place < stop:
         value, weight = values[_slot(place, start, path)], weights[place]
-        for i in range(out.size):
+        for i in range(size):
             out[i] += weight * value[i]
         place += 1
+
+
+@njit(**FAST)
+def _collect(size, weights, values, start, path, out, place, stop):
+    """out += weights[place .. stop-1] . values"""
+    if size == 64:
+        _collect_of(64, weights, values, start, path, out, place, stop)
+    elif size == 128:
+        _collect_of(128, weights, values, start, path, out, place, stop)
+    else:
+        _collect_of(size, weights, values, start, path, out, place, stop)
+
+
+@njit(**FAST)
+def _softmax(scores):
+    h0 = h1 = h2 = h3 = scores[0]  # four, since one would wait for itself; the order of a maximum is free
+    whole = scores.size // 4 * 4
+    for place in range(0, whole, 4):
+        h0, h1 = max(h0, scores[place]), max(h1, scores[place + 1])
+        h2, h3 = max(h2, scores[place + 2]), max(h3, scores[place + 3])
+    for place in range(whole, scores.size):
+        h0 = max(h0, scores[place])
+    highest = max(max(h0, h1), max(h2, h3))
+    for place in range(scores.size):
+        scores[place] = exp(scores[place] - highest)
+    total = np.float32(0)
+    for place in range(scores.size):
+        total += scores[place]
+    scale = np.float32(1) / total
+    for place in range(scores.size):
+        scores[place] *= scale
 
 
 @njit(**FAST)
@@ -168,16 +195,16 @@ def _attend_tile(t, row, first, low, high):
             for i in range(tokens):
                 path, stop = _path(t, token + i), min(block + BLOCK, counts[i])
                 for head in range(some):
-                    _score(queries[i, low + head], keys, start, path, scores[i * group + head], block, stop)
+                    _score(size, queries[i, low + head], keys, start, path, scores[i * group + head], block, stop)
         for i in range(tokens):
             for head in range(some):
-                _softmax(scores[i * group + head], counts[i])
+                _softmax(scores[i * group + head, : counts[i]])
                 out[i, low + head, :] = np.float32(0)
         for block in range(0, most, BLOCK):
             for i in range(tokens):
                 path, stop = _path(t, token + i), min(block + BLOCK, counts[i])
                 for head in range(some):
-                    _collect(scores[i * group + head], values, start, path, out[i, low + head], block, stop)
+                    _collect(size, scores[i * group + head], values, start, path, out[i, low + head], block, stop)
         low += some
 
 

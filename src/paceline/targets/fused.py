@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Callable, Sequence
+import mmap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -189,16 +191,24 @@ def _embedding(weight: Tensor, head: Linear, tied: bool) -> Callable[[Tensor], T
 
 
 def _replaced(weight: Tensor, made: Linear) -> None:
-    """Give back the memory of a weight that was copied. Weights mapped from a file leave it only when told to:
-    MADV_PAGEOUT drops clean pages of files and, unlike MADV_DONTNEED, cannot hurt whatever else it may meet."""
+    """Give back the memory of a weight that was copied: what is mapped from a checkpoint would stay resident until
+    the last weight of the file has gone."""
     if weight.device.type != "cpu" or (isinstance(made, PlainLinear) and made.weight.data_ptr() == weight.data_ptr()):
         return
-    page, advice = 4096, 21
+    page, dont_need = mmap.PAGESIZE, getattr(mmap, "MADV_DONTNEED", None)
     first = -(-weight.data_ptr() // page) * page
-    size = weight.data_ptr() + weight.nbytes - first
-    libc = ctypes.CDLL(None)
-    if size > 0 and hasattr(libc, "madvise"):
-        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)  # it may refuse: then nothing is lost
+    last = (weight.data_ptr() + weight.nbytes) // page * page
+    if dont_need is not None and first < last and any(low <= first and last <= high for low, high in _mapped_files()):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), dont_need)
+
+
+def _mapped_files() -> Iterator[tuple[int, int]]:
+    """Addresses of the checkpoints mapped into this process; none where the system does not tell."""
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text().splitlines() if maps.exists() else ():
+        if line.endswith(".safetensors"):
+            low, high = line.split()[0].split("-")
+            yield int(low, 16), int(high, 16)
 
 
 def _retire(model: Any, decoder: Any) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 _ROWS = 64  # widths the width-independence check goes up to, besides one of a prompt chunk
 _CHUNK = 512
+_OUTPUTS = 1 << 22  # of one product of the check: memory that a large head would not leave otherwise
 _BLOCKS = (64, 48, 32, 24, 16, 8)  # rows a block of oneDNN's weight formats
 
 
@@ -48,8 +49,9 @@ def can_pack() -> bool:
         return False
 
 
-def is_width_independent(linear: PackedLinear, chunk: int = _CHUNK) -> bool:
+def is_width_independent(linear: PackedLinear) -> bool:
     """Whether a row's result keeps its bits whatever rows stand beside it, tried on random rows."""
+    chunk = max(_ROWS, min(_CHUNK, _OUTPUTS // linear.shape[0]))
     x = torch.randn(chunk, linear.shape[1], generator=torch.Generator().manual_seed(0))
     alone = torch.cat([linear(x[row : row + 1]) for row in range(8)])
     together = linear(x[:_ROWS])

@@ -1,0 +1,193 @@
+"""What a pass of the target costs: T(k), seconds for k new tokens, by tier, context and batch, against transformers.
+
+All tiers run in one process, interleaved pass by pass, so that a machine whose speed drifts is unfair to none. `hf` is
+transformers' own forward in eager mode (not compiled) with its own cache. The KV caches hold random numbers: what is
+in them does not change what a pass costs.
+
+    python benchmarks/target_pass.py                          # default model, 256 tokens of context, widths 1 to 64
+    python benchmarks/target_pass.py --contexts 256,1024,8192 --widths 1,8 --tiers hf,torch
+    python benchmarks/target_pass.py --shape 1b --device cuda --dtype bfloat16 --tiers hf,torch
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from paceline.errors import PacelineError
+from paceline.targets import TIERS, make_target
+from paceline.targets.sources import load_model
+from paceline.targets.span import Span
+from paceline.targets.target import Target
+
+SHAPES = {  # random weights: TinyLlama 1.1B and Llama 2 7B
+    "1b": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
+           "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 8192},
+    "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+           "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 8192},
+}  # fmt: skip
+
+Pass = Callable[[int], None]  # runs one pass of a width
+
+
+def main() -> None:
+    options = parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    runners = {tier: load(tier, options) for tier in options.tiers}
+    rows = []
+    for batch in options.batches:
+        for context in options.contexts:
+            passes = {tier: prepare(runner, batch, context, options) for tier, runner in runners.items()}
+            rows += measure(passes, batch, context, options)
+            passes.clear()
+            gc.collect()
+    report(rows, options.tiers)
+    if options.out:
+        about = {"device": options.device, "dtype": options.dtype, "threads": torch.get_num_threads()}
+        about |= {
+            "model": options.shape or options.model,
+            "torch": torch.__version__,
+            "machine": machine(options.device),
+        }
+        options.out.write_text(json.dumps({**about, "passes": rows}, indent=1) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights of a Llama of this size instead of a model")
+    parser.add_argument("--tiers", type=lambda text: text.split(","), default=["hf", *TIERS])
+    parser.add_argument("--widths", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--contexts", type=numbers, default=[256], help="tokens in the cache")
+    parser.add_argument("--batches", type=numbers, default=[1])
+    parser.add_argument("--rounds", type=int, default=15, help="passes of each kind")
+    parser.add_argument("--seconds", type=float, default=120, help="stop a row's rounds early after this time")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
+    return parser.parse_args()
+
+
+def load(tier: str, options: argparse.Namespace) -> PreTrainedModel | Target:
+    """Each tier has weights of its own: all but the reference take a model's over."""
+    dtype = getattr(torch, options.dtype)
+    if options.shape:
+        torch.manual_seed(0)
+        with torch.device(options.device):
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+            model: Any = LlamaForCausalLM(LlamaConfig(**SHAPES[options.shape])).eval()
+            torch.set_default_dtype(before)
+    else:
+        model = load_model(options.model, dtype=dtype, device=options.device)[0]
+    try:
+        return model if tier == "hf" else make_target(model, None, tier)
+    except PacelineError as error:
+        raise SystemExit(f"{tier}: {error}") from error
+
+
+def prepare(runner: PreTrainedModel | Target, batch: int, context: int, options: argparse.Namespace) -> Pass:
+    ids = torch.randint(0, 1000, (batch, max(options.widths)), device=options.device)
+    if isinstance(runner, Target):
+        return ours(runner, ids, context)
+    return theirs(runner, ids, context)
+
+
+def ours(target: Target, ids: torch.Tensor, context: int) -> Pass:
+    cache = target.new_cache(ids.shape[0], context + ids.shape[1])
+    cache.store.normal_()
+    cache.lengths[:] = context
+
+    def run(width: int) -> None:
+        target.forward(Span(ids[:, :width], cache.lengths.copy()), cache)
+
+    return run
+
+
+def theirs(model: PreTrainedModel, ids: torch.Tensor, context: int) -> Pass:
+    cache, call = DynamicCache(config=model.config), model.__call__
+    config = model.config.get_text_config()
+    size = config.hidden_size // config.num_attention_heads
+    shape = (ids.shape[0], config.num_key_value_heads, context, size)
+    for layer in range(config.num_hidden_layers):
+        cache.update(*torch.randn(2, *shape, dtype=model.dtype, device=model.device).unbind(), layer)
+
+    def run(width: int) -> None:
+        call(input_ids=ids[:, :width], past_key_values=cache, use_cache=True)
+        cache.crop(-width)
+
+    return run
+
+
+@torch.inference_mode()
+def measure(passes: dict[str, Pass], batch: int, context: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    def timed(run: Pass, width: int) -> float:
+        started = time.perf_counter()
+        run(width)
+        if options.device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    seconds: dict[tuple[str, int], list[float]] = {(tier, width): [] for tier in passes for width in options.widths}
+    for tier, width in seconds:
+        for _ in range(2):  # first passes allocate, compile and capture
+            timed(passes[tier], width)
+    started = time.perf_counter()
+    for _ in range(options.rounds):
+        for (tier, width), times in seconds.items():
+            times.append(timed(passes[tier], width))
+        if time.perf_counter() - started > options.seconds:
+            break
+    return [
+        {"tier": tier, "batch": batch, "context": context, "width": width, "rounds": len(times),
+         "median_ms": 1e3 * median(times), "least_ms": 1e3 * min(times)}
+        for (tier, width), times in seconds.items()
+    ]  # fmt: skip
+
+
+def report(rows: list[dict[str, Any]], tiers: list[str]) -> None:
+    """Medians (least in brackets); then T(k)/T(1) and, where hf ran, T(k) against its T(k)."""
+    cost = {(row["tier"], row["batch"], row["context"], row["width"]): row for row in rows}
+    for batch, context in dict.fromkeys((row["batch"], row["context"]) for row in rows):
+        widths = list(dict.fromkeys(row["width"] for row in rows))
+        print(f"\nbatch {batch}, {context} tokens of context: milliseconds a pass, median (least)")
+        print(f"{'':12}" + "".join(f"{width:>17}" for width in widths))
+        for tier in tiers:
+            cells = [cost[tier, batch, context, width] for width in widths]
+            print(f"{tier:12}" + "".join(f"{cell['median_ms']:9.1f} ({cell['least_ms']:5.1f})" for cell in cells))
+            for name, base in (
+                ("/ narrowest", [cells[0]] * len(widths)),
+                ("/ hf", hf_row(cost, batch, context, widths)),
+            ):
+                if base:
+                    print(f"  {name:10}" + "".join(
+                        f"{cell['median_ms'] / other['median_ms']:9.2f} ({cell['least_ms'] / other['least_ms']:5.2f})"
+                        for cell, other in zip(cells, base, strict=True)
+                    ))  # fmt: skip
+
+
+def hf_row(cost: dict[Any, Any], batch: int, context: int, widths: list[int]) -> list[dict[str, Any]]:
+    return [cost["hf", batch, context, width] for width in widths if ("hf", batch, context, width) in cost]
+
+
+def machine(device: str) -> str:
+    return torch.cuda.get_device_name() if device != "cpu" else platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    main()
