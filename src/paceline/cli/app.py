@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import bench, chat, generate, layer_skip, methods, profile
+from paceline.cli import bench, chat, generate, layer_skip, methods, profile, trigram
 from paceline.errors import PacelineError
 from paceline.version import __version__
 
@@ -27,6 +27,7 @@ app.command("chat")(chat.chat)
 app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)
 app.add_typer(layer_skip.app, name="layer-skip")
+app.add_typer(trigram.app, name="trigram")
 app.command("drafters")(methods.drafters)
 app.command("policies")(methods.policies)
 

@@ -1,0 +1,50 @@
+"""`paceline trigram build`: the n-gram matrix that the drafter trigram reads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from paceline.cli.console import print_json
+from paceline.errors import OptionError
+
+app = typer.Typer(help="Make the n-gram matrix of the drafter trigram.", no_args_is_help=False)
+
+
+@app.callback()
+def trigram() -> None: ...
+
+
+@app.command()
+def build(
+    corpus: Annotated[list[Path], Option("--corpus", "-c", help="Text or JSONL file, .gz or not; may be repeated.")],
+    model: Annotated[str, Option("--model", "-m", help="Whose tokenizer: named model, hub id or folder.")] = (
+        "smollm2-135m"
+    ),
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="Folder of the matrix; default in the cache, where trigram finds it.")
+    ] = None,
+    order: Annotated[int, Option("--order", help="n of the n-grams: 2, 3 or 4.")] = 3,
+    threshold: Annotated[str, Option("--threshold", help="Rarer n-grams are dropped; auto: by corpus size.")] = "auto",
+    memory: Annotated[int, Option("--memory", help="MB to work in; the corpus may be larger.")] = 256,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count the n-grams of a corpus in the model's tokens."""
+    if threshold != "auto" and not threshold.isdecimal():
+        raise OptionError(f"--threshold must be auto or a whole number, not '{threshold}'")
+    from paceline.drafters.trigram.build import build_for
+
+    least = None if threshold == "auto" else int(threshold)
+    built = build_for(model, corpus, out, order=order, threshold=least, memory=memory)
+    if as_json:
+        print_json(asdict(built))
+        return
+    stored = ", ".join(f"{count:,} {n}-grams" for n, count in built.ngrams.items())
+    print(f"{built.tokens:,} tokens in {built.seconds:.0f} s: {stored} seen {built.threshold} times or more")
+    print(f"{built.bytes:,} bytes")
+    print(f"stored in {out or 'the cache'}", file=sys.stderr)
