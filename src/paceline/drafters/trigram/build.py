@@ -153,7 +153,7 @@ def build_for(
 
 def automatic(tokens: int) -> int:
     """The threshold for a corpus of so many tokens: the paper's 12 from a billion tokens on (its corpora), at least 2:
-    at 5 million tokens, keeping the trigrams that occurred once triples the file and adds nothing to acceptance.
+    at 5 million tokens, keeping the trigrams that occurred once triples the file for 0.3 % more tokens a pass.
     """
     return int(np.clip(round(12 * tokens / 1e9), 2, 12))
 
