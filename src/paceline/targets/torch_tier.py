@@ -103,4 +103,8 @@ def make_torch_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     """
     as_target(model)  # refuses what no tier runs
     fused.check(model)
+    if model.device.type == "cuda":
+        from paceline.targets.cuda_graphs import GraphTarget
+
+        return GraphTarget(model, tokenizer)
     return TorchTarget(model, tokenizer)
