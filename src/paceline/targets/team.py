@@ -80,7 +80,11 @@ class Kernel:
     """Call with a table of addresses and sizes (int64); `threads` 1 runs in the calling thread."""
 
     def __init__(self, function: Callable[[Any], None]) -> None:
-        compiled = cfunc(types.void(types.CPointer(types.int64)), cache=True, **FAST)(function)
+        signature = types.void(types.CPointer(types.int64))
+        try:
+            compiled = cfunc(signature, cache=True, **FAST)(function)
+        except RuntimeError:  # neither the package nor the home directory can be written: compile every time
+            compiled = cfunc(signature, **FAST)(function)
         self._address = cast(int, compiled.address)
         self._serial = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
         self._keep_alive = compiled
