@@ -11,13 +11,28 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+CHUNK = 64 << 20  # bytes
 
-def allocate(size: int) -> UInt8[Tensor, " size"]:
-    """Memory from the system, in huge pages where it has them: fewer addresses to translate while weights stream."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(AttributeError, OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+
+class Arena:
+    """Memory from the system in huge pages, handed out piece by piece.
+
+    Streaming weights through pages of 4 KiB costs a third of the bandwidth: too many addresses to translate.
+    """
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> UInt8[Tensor, " size"]:
+        """Zeros, on a cache line's boundary; free when neither this piece nor its neighbours are used any more."""
+        rounded = -(-size // 64) * 64
+        if rounded > len(self._left):
+            memory = mmap.mmap(-1, max(rounded, CHUNK), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(AttributeError, OSError):  # not on every system
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._left = torch.frombuffer(memory, dtype=torch.uint8)
+        piece, self._left = self._left[:size], self._left[rounded:]
+        return piece
 
 
 class MappedFiles:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.errors import OptionError
 from paceline.targets.native.blocks import Blocks
-from paceline.targets.native.memory import MappedFiles
+from paceline.targets.native.memory import Arena, MappedFiles
 from paceline.targets.native.weights import Kind, Packed, Rows
 
 MODES = ("auto", "blocks", "bf16", "fp32")
@@ -37,7 +37,7 @@ class Storage:
             raise OptionError(f"unknown storage '{mode}' of the native tier; there are {', '.join(MODES)}")
         if mode == "blocks" and source is None:
             raise OptionError("storage 'blocks' is for models that come from a GGUF file")
-        self._mapped = MappedFiles()
+        self._mapped, self._arena = MappedFiles(), Arena()
         self._bfloat16 = mode in ("auto", "bf16")
         self._blocks = Blocks(source, layers, heads) if source and mode in ("auto", "blocks") else None
 
@@ -56,7 +56,7 @@ class Storage:
         parts = [rows for rows in found if rows is not None]
         if len(parts) < len(names) or len({rows.kind for rows in parts}) > 1:
             return None
-        packed = Packed(parts[0].kind, parts[0].inputs, [len(rows.data) for rows in parts], interleaved)
+        packed = Packed(parts[0].kind, parts[0].inputs, [len(rows.data) for rows in parts], interleaved, self._arena)
         for part, (rows, weight) in enumerate(zip(parts, weights, strict=True)):
             places = packed.places(part)
             packed.write(rows.data, places)
@@ -69,7 +69,7 @@ class Storage:
     def _as_floats(self, weights: Sequence[Tensor], interleaved: bool) -> Packed:
         exact = self._bfloat16 and all(_is_bfloat16(some) for weight in weights for some in weight.split(_SOME))
         kind, dtype = (Kind.BF16, torch.bfloat16) if exact else (Kind.F32, torch.float32)
-        packed = Packed(kind, weights[0].shape[1], [len(weight) for weight in weights], interleaved)
+        packed = Packed(kind, weights[0].shape[1], [len(weight) for weight in weights], interleaved, self._arena)
         for part, weight in enumerate(weights):
             for some, places in zip(weight.split(_SOME), packed.places(part).split(_SOME), strict=True):
                 packed.write(Rows.of(some.to(dtype)).data, places)

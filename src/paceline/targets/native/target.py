@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from paceline.errors import UnsupportedModel
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.families import FAMILIES, LLAMA
 from paceline.targets.native.build import library
+from paceline.targets.native.memory import Arena
 from paceline.targets.native.model import LayerWeights, NativeModel, Places, Sizes
 from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import Packed
@@ -85,6 +87,12 @@ class NativeTarget(Target):
 
     def cache_shape(self) -> CacheShape:
         return self._shape
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        shape = self._shape
+        size = (shape.layers, 2, batch, shape.kv_heads, capacity, shape.head_dim)
+        memory = Arena().take(4 * prod(size))  # a cache of a long context streams like weights
+        return KVCache(memory.view(torch.float32).view(size), np.zeros(batch, dtype=np.int64))
 
     # -- from the Hugging Face model -------------------------------------------------------------------------------
     def _check(self, model: PreTrainedModel) -> None:

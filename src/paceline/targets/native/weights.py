@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from paceline.targets.native.build import library
-from paceline.targets.native.memory import allocate
+from paceline.targets.native.memory import Arena
 
 BLOCK = 32  # weights in a block of the GGUF formats
 LANES = 8
@@ -54,20 +54,23 @@ class CMatrix(ctypes.Structure):
 
 
 class Packed:
-    """One matrix made of several over the same inputs, in the layout of gemm.cpp; owns its memory.
+    """One matrix made of several over the same inputs, in the layout of gemm.cpp.
 
     Args:
         parts: the outputs of each. They lie one below the other, or `interleaved` (parts of equal size): eight
             outputs of each by turns, filled up with zeros, which is how the pass wants the MLP's gate and up.
+        arena: where its memory comes from; without one it gets its own.
     """
 
-    def __init__(self, kind: Kind, inputs: int, parts: Sequence[int], interleaved: bool = False) -> None:
+    def __init__(
+        self, kind: Kind, inputs: int, parts: Sequence[int], interleaved: bool = False, arena: Arena | None = None
+    ) -> None:
         self._parts, self._interleaved = tuple(parts), interleaved
         filled = [-(-size // LANES) * LANES if interleaved else size for size in parts]
         self.kind = kind
         self.c = CMatrix(kind, sum(filled), inputs, 0, None, None)
         self.bytes: int = library().paceline_packed_bytes(ctypes.byref(self.c))
-        self._memory, self._bias = allocate(self.bytes), torch.empty(0)
+        self._memory, self._bias = (arena or Arena()).take(self.bytes), torch.empty(0)
         self.c.data = self._memory.data_ptr()
 
     @property
