@@ -110,7 +110,7 @@ class Costs:
 
 
 @torch.inference_mode()
-def measure(target: Target, k_max: int = 8, context: int = 128, seconds: float = 20.0) -> Costs:
+def measure(target: Target, k_max: int = 8, context: int = 128, seconds: float = 30.0) -> Costs:
     """Time the passes on this machine, turn by turn for `seconds`: the fastest of each, as disturbances only add."""
     context = min(context, target.context - k_max - 1)
     cache = target.new_cache(1, context + k_max + 1)
