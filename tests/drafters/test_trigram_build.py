@@ -128,9 +128,9 @@ def test_external_merge_changes_nothing(
     spilled = []
     spill = Runs.spill
     monkeypatch.setattr(Runs, "spill", lambda self, ids: (spilled.append(len(ids)), spill(self, ids)))
-    monkeypatch.setattr(module, "BYTES_PER_TOKEN", 10_000)
+    monkeypatch.setattr(module, "BYTES_PER_TOKEN", 2_000)
     build(tiny_tokenizer, [corpus], tmp_path / "many", order=4, threshold=1, memory=1)
-    assert len(spilled) > 3 * 10, "there was nothing to merge"
+    assert len(spilled) >= 3 * 4, "there was nothing to merge"
     name = module.FILE
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "many" / name).read_bytes()
 
