@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import one_thread  # noqa: F401
 from paceline.drafters.tree import TokenTree, tree_span
 
 CPU = torch.device("cpu")

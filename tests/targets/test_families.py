@@ -10,6 +10,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from helpers import one_thread  # noqa: F401
 from paceline.drafters.tree import TokenTree, tree_span
 from paceline.targets.families import run_sublayers
 from paceline.targets.span import Span

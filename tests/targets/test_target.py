@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as hf
 
+from helpers import one_thread  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafters.layer_skip import LayerSkip
