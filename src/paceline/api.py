@@ -21,7 +21,7 @@ from paceline.errors import OptionError
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
 from paceline.registry import Spec, require, split_method
-from paceline.targets import DEFAULT_TIER, Target, load_target, make_target
+from paceline.targets import Target, load_target, make_target
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 
@@ -177,7 +177,7 @@ def load(
     if isinstance(drafter, str):
         parse_method(drafter, policy)  # refuse bad names before a model is loaded
     if isinstance(model, str):
-        target = load_target(model, dtype=dtype, device=device, tier=tier or DEFAULT_TIER, **source)
+        target = load_target(model, dtype=dtype, device=device, tier=tier, **source)
     else:
         target = make_target(model, tokenizer, tier or "reference")
     return _assemble(target, drafter, policy, verifier)

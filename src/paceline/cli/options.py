@@ -35,13 +35,13 @@ class Source:
     ] = None
     device: Annotated[str, _option("Model", "--device", help="As torch names it: cpu, cuda, cuda:1, …")] = "cpu"
     tier: Annotated[
-        str | None, _option("Model", "--tier", help="How the target pass runs; default the fastest that works.")
+        str | None, _option("Model", "--tier", help="How the target pass runs; reference, torch or native; default torch where it runs the model.")
     ] = None
 
     def target(self) -> Target:
-        from paceline.targets import DEFAULT_TIER, load_target
+        from paceline.targets import load_target
 
-        return load_target(self.model, tier=self.tier or DEFAULT_TIER, **self._placement())
+        return load_target(self.model, tier=self.tier, **self._placement())
 
     def llm(self, method: Method) -> LLM:
         from paceline.api import load

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -82,7 +83,15 @@ def fit_vocabulary(logits: Float[Tensor, "batch drafter_vocab"], size: int) -> F
     return logits[..., :size] if missing <= 0 else torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
 
 
+#: Draft models in use, so that several methods of one process share their weights.
+_loaded: WeakValueDictionary[tuple[object, ...], Target] = WeakValueDictionary()
+
+
 def _load(name: str, target: Target) -> Target:
     from paceline.targets import load_target  # loading pulls in transformers' auto classes
 
-    return load_target(name, dtype=target.dtype, device=target.device, tier=target.tier)
+    tier = target.tier if target.tier == "native" else None  # the draft model may be of another family
+    key = (name, target.dtype, target.device, tier)
+    if (found := _loaded.get(key)) is None:
+        found = _loaded[key] = load_target(name, dtype=target.dtype, device=target.device, tier=tier)
+    return found

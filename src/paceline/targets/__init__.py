@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from paceline.errors import OptionError
+from paceline.errors import NativeUnavailable, OptionError, UnsupportedModel
 from paceline.targets.target import Target, as_target
 
 #: How a target pass runs, as `module:function` of (model, tokenizer): one block view, the same results.
@@ -17,7 +18,10 @@ TIERS = {
     "torch": "paceline.targets.torch_tier:make_torch_target",  # fused, prepacked, width-independent on CPU
     "native": "paceline.targets.native:NativeTarget",  # C++ for the Llama family on CPU, built on first use
 }
-DEFAULT_TIER = "reference"
+#: What a model loaded by name runs on, unless only the reference tier runs it.
+DEFAULT_TIER = "torch"
+
+log = logging.getLogger("paceline")
 
 
 def make_target(
@@ -25,14 +29,19 @@ def make_target(
 ) -> Target:
     """A target of a loaded model. Tiers other than "reference" take the model's weights over: it is of no use after.
 
+    Where the native tier cannot be built, the torch tier takes its place, and a warning says so.
+
     Raises:
         OptionError: unknown tier.
         UnsupportedModel: the tier or paceline cannot run this model.
     """
-    if tier not in TIERS:
-        raise OptionError(f"unknown tier '{tier}'; there are {', '.join(TIERS)}")
+    check_tier(tier)
     module, _, function = TIERS[tier].partition(":")
-    return getattr(import_module(module), function)(model, tokenizer)
+    try:
+        return getattr(import_module(module), function)(model, tokenizer)
+    except NativeUnavailable as error:
+        log.warning("%s; going on with the torch tier", error)
+        return make_target(model, tokenizer, "torch")
 
 
 def load_target(
@@ -40,16 +49,30 @@ def load_target(
     *,
     dtype: torch.dtype | str | None = None,
     device: str | torch.device = "cpu",
-    tier: str = DEFAULT_TIER,
+    tier: str | None = None,
     **options: Any,
 ) -> Target:
-    """A target from a named model, hub id or folder; `options` as for `paceline.targets.sources.load_model`."""
+    """A target from a named model, hub id or folder; `options` as for `paceline.targets.sources.load_model`.
+
+    Args:
+        tier: default `DEFAULT_TIER`, or "reference" for models that it does not run.
+    """
     from paceline.targets.sources import load_model  # imports transformers' auto classes, which take seconds
 
-    if tier not in TIERS:  # before a model is loaded
-        raise OptionError(f"unknown tier '{tier}'; there are {', '.join(TIERS)}")
+    check_tier(tier or DEFAULT_TIER)  # before a model is loaded
     model, tokenizer = load_model(name, dtype=dtype, device=device, **options)
-    return make_target(model, tokenizer, tier)
+    try:
+        return make_target(model, tokenizer, tier or DEFAULT_TIER)
+    except UnsupportedModel:
+        if tier is not None:
+            raise
+        return make_target(model, tokenizer)
 
 
-__all__ = ["DEFAULT_TIER", "TIERS", "Target", "as_target", "load_target", "make_target"]
+def check_tier(tier: str) -> None:
+    """Raises OptionError when there is no such tier."""
+    if tier not in TIERS:
+        raise OptionError(f"unknown tier '{tier}'; there are {', '.join(TIERS)}")
+
+
+__all__ = ["DEFAULT_TIER", "TIERS", "Target", "as_target", "check_tier", "load_target", "make_target"]
