@@ -35,7 +35,8 @@ class Source:
     ] = None
     device: Annotated[str, _option("Model", "--device", help="As torch names it: cpu, cuda, cuda:1, …")] = "cpu"
     tier: Annotated[
-        str | None, _option("Model", "--tier", help="How the target pass runs; reference, torch or native; default torch where it runs the model.")
+        str | None,
+        _option("Model", "--tier", help="reference, torch or native; default torch where it runs the model."),
     ] = None
 
     def target(self) -> Target:
