@@ -3,7 +3,8 @@
 `~/.cache/paceline` (or `$PACELINE_CACHE`) holds `models/<key>/`, whose `paceline.json` lists every file with its
 size and SHA-256. A folder is built in a hidden sibling and renamed into place under a lock, so two processes share
 one build and a kill half-way leaves nothing that looks finished. Checking costs milliseconds: all sizes, and the
-hashes of small files; `full` hashes the weights as well (about 3 s a GB). A damaged folder is built again.
+hashes of small files and of those written to since (about 1 s a GB); `full` hashes all. A damaged folder is built
+again.
 """
 
 import errno
@@ -68,10 +69,11 @@ def fault(folder: Path, *, full: bool = False) -> str | None:
         if manifest["format"] != FORMAT:
             return f"it has format {manifest['format']}, this version needs {FORMAT}"
         for name, facts in manifest["files"].items():
-            size = (folder / name).stat().st_size
-            if size != facts["bytes"]:
-                return f"{name} has {size} bytes instead of {facts['bytes']}"
-            if (full or size <= _SMALL) and sha256(folder / name) != facts["sha256"]:
+            found = (folder / name).stat()
+            if found.st_size != facts["bytes"]:
+                return f"{name} has {found.st_size} bytes instead of {facts['bytes']}"
+            suspect = full or found.st_size <= _SMALL or found.st_mtime_ns != facts.get("mtime_ns")
+            if suspect and sha256(folder / name) != facts["sha256"]:
                 return f"{name} has changed"
     except OSError as error:
         return f"{Path(error.filename or folder).name}: {error.strerror}"
@@ -139,7 +141,11 @@ def _remove(folder: Path) -> None:
 def _seal(folder: Path, facts: dict[str, Any]) -> None:
     """Write the manifest of all files below `folder`, and push everything to the disk."""
     files = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        path.relative_to(folder).as_posix(): {
+            "bytes": path.stat().st_size,
+            "mtime_ns": path.stat().st_mtime_ns,
+            "sha256": sha256(path),
+        }
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
