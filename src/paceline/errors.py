@@ -47,3 +47,19 @@ class NativeUnavailable(PacelineError):
 
 class CorpusError(PacelineError):
     """A text corpus is missing, empty, not readable as text, or malformed."""
+
+
+class CheckpointError(PacelineError):
+    """A trained part is missing, damaged or incomplete."""
+
+
+class CheckpointMismatch(CheckpointError):
+    """A trained part was made for another model."""
+
+
+class DataError(PacelineError):
+    """Training data is missing, damaged, or of another make than what is asked for."""
+
+
+class TrainingError(PacelineError):
+    """Training cannot go on: the loss is not a number."""

@@ -1,0 +1,38 @@
+"""A fingerprint of a model: what a few tokens become in it. A trained head carries that of the model it is for."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.targets.span import Span
+from paceline.targets.target import Target
+
+TOKENS = 8
+TOLERANCE = 2e-3  # relative error: what orders of summation explain, and no more
+HALF_TOLERANCE = 0.1  # where one of the two computed in bfloat16 or float16
+
+
+@torch.inference_mode()
+def probe(target: Target, start: int) -> Float[Tensor, "tokens hidden"]:
+    """Hidden states of fixed tokens after the first `start` layers and the last one run right behind these, in the
+    dtype they were computed in.
+
+    Training has no other layers at hand, so a model cut down to these gives the same.
+    """
+    ids = torch.arange(1, TOKENS + 1, device=target.device)[None] * target.vocab_size // (TOKENS + 1)
+    cache, span = target.new_cache(1, TOKENS), Span(ids, np.zeros(1, dtype=np.int64))
+    hidden = target.layers(target.embed(span), span, cache, 0, start)
+    last = target.num_layers - 1
+    return target.layers(hidden, span, cache, last, last + 1)[0].cpu()
+
+
+def is_same(seen: Tensor, wanted: Tensor) -> bool:
+    """Whether two probes are of the same weights."""
+    if seen.shape != wanted.shape:
+        return False
+    tolerance = TOLERANCE if min(seen.itemsize, wanted.itemsize) >= 4 else HALF_TOLERANCE
+    seen, wanted = seen.double(), wanted.double()
+    return bool(((seen - wanted).norm(dim=-1) < tolerance * wanted.norm(dim=-1)).all())
