@@ -14,7 +14,7 @@ from helpers import Oracle, hf_greedy, perturbed, small_neox
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.decoding.stats import PHASES, Clock, Round, Stats
-from paceline.drafters.base import Row
+from paceline.drafters.base import Row, Step
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree import TokenTree
@@ -107,7 +107,7 @@ class Moody(StoppingPolicy):
 class WatchedDraftModel(DraftModel):
     """Checks the draft model's cache whenever it is about to draft, and how often it is right."""
 
-    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> torch.Tensor:
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         for row, tree in zip(rows, trees, strict=True):
             read = self.cache.lengths[row.slot]
             if depth > 0 and len(tree) <= depth:

@@ -344,8 +344,8 @@ def test_engine_with_processors(target: BlockTarget, drafter_model: BlockTarget,
 class LooksAtTheToken(DraftModel):
     """Drops a token, and stops, because of which it is."""
 
-    def _extend(self, row, tree, logits, depth):
-        more = super()._extend(row, tree, logits, depth)
+    def _extend(self, row, tree, step, depth):
+        more = super()._extend(row, tree, step, depth)
         if tree.drafted > depth and tree.tokens[-1] in (0, 3, 5):
             for column in (tree.tokens, tree.parents, tree.q, tree.sources, tree.depths):
                 column.pop()
@@ -354,8 +354,8 @@ class LooksAtTheToken(DraftModel):
 
 
 class ReportsUniform(DraftModel):
-    def _extend(self, row, tree, logits, depth):
-        more = super()._extend(row, tree, logits, depth)
+    def _extend(self, row, tree, step, depth):
+        more = super()._extend(row, tree, step, depth)
         if tree.drafted > depth:
             tree.q[-1] = torch.full((TOKENS,), 1 / TOKENS)
         return more

@@ -11,7 +11,7 @@ import torch
 from helpers import hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
-from paceline.drafters.base import AutoregressiveDrafter, Drafter
+from paceline.drafters.base import AutoregressiveDrafter, Drafter, Step
 from paceline.drafters.draft_model import DraftModel, fit_vocabulary
 from paceline.drafters.layer_skip import LayerSkip
 from paceline.drafters.skip_set import KINDS, SkipSet, stored_path
@@ -160,7 +160,7 @@ class Counting(AutoregressiveDrafter):
 
     def step(self, rows, trees, depth):
         self.steps += 1
-        return torch.nn.functional.one_hot(torch.tensor([depth + 1] * len(rows)), 257) * 50.0
+        return Step(torch.nn.functional.one_hot(torch.tensor([depth + 1] * len(rows)), 257) * 50.0)
 
 
 class Spy(StoppingPolicy):
@@ -175,7 +175,7 @@ class Spy(StoppingPolicy):
         self.asked.append(("more", depth))
         return depth < self.max_more
 
-    def keep(self, q, depth: int) -> bool:
+    def keep(self, q, depth: int, hidden=None) -> bool:
         assert q is not None
         assert q.sum() == pytest.approx(1)
         assert int(q.argmax()) == depth + 1
@@ -220,3 +220,73 @@ class TestAutoregressiveDrafter:
             drafter.begin(row, {})
         assert [tree.drafted for tree in drafter.draft(rows)] == [3, 0, 1]
         assert drafter.steps == 3
+
+
+class Sees(StoppingPolicy):
+    """Drafts three, and keeps the hidden states it is shown."""
+
+    limit, reads_hidden = 3, True
+
+    def __init__(self) -> None:
+        self.of_target, self.of_draft = [], []
+
+    def begin_round(self, hidden) -> None:
+        self.of_target.append(hidden.clone())
+
+    def keep(self, q, depth: int, hidden=None) -> bool:
+        self.of_draft.append(hidden.clone())
+        return True
+
+
+def last_hidden(model, ids: list[int]) -> torch.Tensor:
+    """What enters the final norm at the last of `ids`, by the model's own forward."""
+    seen = []
+    hook = model.model.norm.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0, -1]))
+    with torch.inference_mode():
+        model(torch.tensor([ids]))
+    hook.remove()
+    return seen[0]
+
+
+class TestHiddenStates:
+    @pytest.mark.parametrize("kind", ["draft-model", "layer-skip"])
+    def test_are_those_of_the_last_verified_and_of_the_next_drafted_position(
+        self, target: BlockTarget, kind: str
+    ) -> None:
+        """A batch, in which one policy alone looks at them."""
+        model = perturbed(small_llama(), 0.05)
+        drafter = DraftModel(target, model=BlockTarget(model)) if kind == "draft-model" else LayerSkip(target)
+        requests = [Request([5, 6, 7, 5], limit=12, policy=policy) for policy in (Fixed(k=2), Sees())]
+        requests.append(Request([8], limit=12, policy=Sees()))
+        for _ in Engine(target, drafter).run(requests):
+            pass
+        for request in requests[1:]:
+            policy, rounds = request.policy, request.stats.rounds
+            end, seen, drafted = request.prompt_length, list(policy.of_target), list(policy.of_draft)
+            for record in rounds:
+                if end > 1:
+                    torch.testing.assert_close(seen.pop(0), last_hidden(target.model, request.ids[: end - 1]))
+                of_round, drafted = drafted[: record.depth], drafted[record.depth :]
+                if kind == "draft-model" and of_round:
+                    torch.testing.assert_close(of_round[0], last_hidden(model, request.ids[:end]))
+                elif of_round:
+                    assert of_round[0].shape == (drafter.hidden_width,)
+                end += record.emitted
+            assert not drafted
+
+    def test_are_not_computed_for_nobody(self, target: BlockTarget) -> None:
+        """A pass taps only what is wanted."""
+        tapped = []
+
+        class Watched(BlockTarget):
+            def forward(self, span, cache, taps=()):
+                tapped.append(set(taps))
+                return super().forward(span, cache, taps)
+
+        watched = Watched(target.model)
+        for policy, want in ((Fixed(k=2), set()), (Sees(), {watched.num_layers})):
+            tapped.clear()
+            for _ in Engine(watched, LayerSkip(watched)).run([Request([5, 6], limit=4, policy=policy)]):
+                pass
+            assert all(taps == want for taps in tapped)
+            assert tapped

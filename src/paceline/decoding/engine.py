@@ -12,7 +12,9 @@ from paceline.decoding.request import Request
 from paceline.decoding.stats import Clock, Round
 from paceline.decoding.verify import Outcome, walk
 from paceline.drafters.base import Drafter
+from paceline.drafters.skip_set import model_key
 from paceline.drafters.tree import TokenTree, tree_span
+from paceline.policies.base import Setting
 from paceline.registry import require
 from paceline.targets.cache import KVCache
 from paceline.targets.target import PassOutput, Target
@@ -35,8 +37,10 @@ class Engine:
         require(batch is None or batch >= 1, f"batch must be at least 1, not {batch}")
         if not requests:
             return
+        setting = self._setting()
         for request in requests:
             self.target.check_fits(request.prompt_length, request.limit)
+            request.policy.check(setting)
         waiting, rows = deque(requests), list[Request]()
         cache = self._allocate(requests, min(batch or len(requests), len(requests)))
         self.drafter.start(cache)
@@ -54,7 +58,7 @@ class Engine:
 
         cache = cache.rows(0, len(rows))
         span = tree_span(trees, cache.lengths, self.target.device)
-        out = self.target.forward(span, cache, self.drafter.taps)
+        out = self.target.forward(span, cache, self._taps(rows))
         clock.lap("verify")
 
         outcomes = self._verify(rows, trees, out)
@@ -65,6 +69,8 @@ class Engine:
             emitted = row.accept(tree, outcome)
             accepted = len(outcome.path) - 1
             row.policy.observe(tree.depth, accepted)
+            if row.policy.reads_hidden:
+                row.policy.begin_round(out.taps[self.target.num_layers][row.slot, outcome.path[-1]])
             self.drafter.observe(row, tree, outcome.path, out.row(row.slot, len(tree)))
             kept = min(accepted, len(emitted))
             row.stats.rounds.append(Round(tree.drafted, tree.depth, kept, len(emitted), clock.seconds))
@@ -78,6 +84,16 @@ class Engine:
             for row, tree in zip(rows, trees, strict=True)
         ]
 
+    def _taps(self, rows: Sequence[Request]) -> set[int]:
+        """What the drafter wants, and the last hidden states where a policy looks at them."""
+        last = {self.target.num_layers} if any(row.policy.reads_hidden for row in rows) else set[int]()
+        return last.union(self.drafter.taps)
+
+    def _setting(self) -> Setting:
+        target, drafter = self.target, self.drafter
+        width = target.config.hidden_size if target.has_blocks else None
+        return Setting(model_key(target), drafter.source, width, drafter.hidden_width)
+
     def _allocate(self, requests: Sequence[Request], batch: int) -> KVCache:
         depth = max(request.policy.limit for request in requests)
         longest = max(request.prompt_length + request.limit for request in requests)
@@ -89,7 +105,9 @@ class Engine:
         own = cache.rows(request.slot, request.slot + 1)
         own.lengths[0] = 0
         # The last prompt token is the first round's root: its pass verifies the first draft as well.
-        hidden = self.target.prefill(request.ids[:-1], own, self.drafter.taps)
+        hidden = self.target.prefill(request.ids[:-1], own, self._taps([request]))
+        if request.policy.reads_hidden and len(request.ids) > 1:
+            request.policy.begin_round(hidden[self.target.num_layers][-1])
         self.drafter.begin(request, hidden)
         request.stats.prefill_seconds = time.perf_counter() - started
         request.stats.seconds = -started  # the end is added when the request leaves

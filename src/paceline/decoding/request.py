@@ -59,6 +59,7 @@ class Request:
         self.eos, self.text, self.stop_when = frozenset(eos), text, stop_when
         self.processors = NodeProcessors(processors or LogitsProcessorList())
         self.noise = Noise(seed)
+        policy.seed(self.noise.seed)
         self.stats = Stats(self.prompt_length)
         self.slot = -1
         self.state: Any = None

@@ -147,6 +147,7 @@ class Noise:
     def __init__(self, seed: int | None) -> None:
         if seed is None:
             seed = int(torch.randint(2**31, ()))
+        self.seed = seed
         self._generators = [torch.Generator().manual_seed(seed * 3 + stream) for stream in range(3)]
         self._positions: list[float] = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -49,6 +49,10 @@ class Drafter:
     default_policy = "fixed"
     #: Hidden states the drafter wants of every committed token (see `Target.forward`).
     taps: tuple[int, ...] = ()
+    #: What it calls itself in the statistics.
+    source = ""
+    #: Width of the hidden states it shows to policies that read them; None: it has none.
+    hidden_width: int | None = None
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -78,13 +82,21 @@ class Drafter:
         """The request in row `source` moves to row `target`."""
 
 
+class Step(NamedTuple):
+    """What a drafter's forward gives."""
+
+    logits: Float[Tensor, "batch vocab"]
+    hidden: Float[Tensor, "batch hidden"] | None = None  # which these came of: the input of its final norm
+
+
 class AutoregressiveDrafter(Drafter):
     """A drafter that proposes a chain, one forward a token. Subclasses say what a forward is."""
 
     source = "draft"
 
-    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Float[Tensor, "batch vocab"]:
-        """Draft logits behind each tree's last node. Rows that stopped drafting are passed too, for shape only."""
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
+        """Draft logits behind each tree's last node, with hidden states where there is a `hidden_width` and a row's
+        policy reads them. Rows that stopped drafting are passed too, for shape only."""
         raise NotImplementedError
 
     @torch.inference_mode()
@@ -93,19 +105,17 @@ class AutoregressiveDrafter(Drafter):
         active = [row for row in rows if row.room > 0 and row.policy.more(0)]
         depth = 0
         while active:
-            logits = self.step(rows, trees, depth)
-            active = [row for row in active if self._extend(row, trees[row.slot], logits[row.slot], depth)]
+            step = self.step(rows, trees, depth)
+            active = [row for row in active if self._extend(row, trees[row.slot], step, depth)]
             depth += 1
         return trees
 
-    def _extend(self, row: Row, tree: TokenTree, logits: Float[Tensor, " vocab"], depth: int) -> bool:
+    def _extend(self, row: Row, tree: TokenTree, step: Step, depth: int) -> bool:
         """Append the next token unless the policy stops; True if the row wants yet another."""
-        if not row.sampling and not row.policy.reads_q:
-            q, token = None, int(logits.argmax())
-        else:
-            q = row.distribution(logits, tree.tokens[1:])
-            if not row.policy.keep(q, depth):  # before the draw: it must not depend on the token
-                return False
-            token = row.draw(q)
+        logits, hidden = step.logits[row.slot], None if step.hidden is None else step.hidden[row.slot]
+        q = row.distribution(logits, tree.tokens[1:]) if row.sampling or row.policy.reads_q else None
+        if not row.policy.keep(q, depth, hidden):  # before the draw: it must not depend on the token
+            return False
+        token = int(logits.argmax()) if q is None else row.draw(q)
         tree.add(token, depth, self.source, q if row.sampling else None)
         return depth + 1 < row.room and row.policy.more(depth + 1)

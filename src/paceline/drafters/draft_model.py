@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafters.base import AutoregressiveDrafter, Row
+from paceline.drafters.base import AutoregressiveDrafter, Row, Step
 from paceline.drafters.tree import TokenTree
 from paceline.registry import require
 from paceline.targets.cache import KVCache
@@ -36,6 +36,7 @@ class DraftModel(AutoregressiveDrafter):
         self.drafter = model if isinstance(model, Target) else _load(model, target)
         if self.drafter.tokenizer or target.tokenizer:  # targets made in Python may go without
             check_same_tokenizer(target.tokenizer, self.drafter.tokenizer)
+        self.hidden_width = self.drafter.config.hidden_size if self.drafter.has_blocks else None
         self.cache: KVCache
 
     def start(self, cache: KVCache) -> None:
@@ -51,7 +52,7 @@ class DraftModel(AutoregressiveDrafter):
         unread = row.ids[own.lengths[0] : -2]
         self.drafter.prefill([min(token, self.drafter.vocab_size - 1) for token in unread], own)
 
-    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Float[Tensor, "batch vocab"]:
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         cache = self.cache.rows(0, len(rows))
         if depth == 0:
             for row in rows:
@@ -64,10 +65,14 @@ class DraftModel(AutoregressiveDrafter):
         width = max(map(len, news))
         ids = torch.tensor([new + new[-1:] * (width - len(new)) for new in news], device=self.drafter.device)
         ids.clamp_(max=self.drafter.vocab_size - 1)  # output matrices may be padded differently
-        logits = self.drafter.forward(Span(ids, cache.lengths.copy()), cache).logits
+        wanted = self.hidden_width and any(row.policy.reads_hidden for row in rows)
+        last = self.drafter.num_layers
+        out = self.drafter.forward(Span(ids, cache.lengths.copy()), cache, (last,) if wanted else ())
         counts = np.array([len(new) for new in news])
         cache.lengths += counts
-        return fit_vocabulary(logits[range(len(rows)), counts - 1], self.target.vocab_size)
+        newest = range(len(rows)), counts - 1
+        hidden = out.taps[last][newest] if wanted else None
+        return Step(fit_vocabulary(out.logits[newest], self.target.vocab_size), hidden)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: object) -> None:
         # Of what the draft model has cached, the committed tokens before the target's own one are right.

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from paceline.drafters.base import AutoregressiveDrafter, Row
+from paceline.drafters.base import AutoregressiveDrafter, Row, Step
 from paceline.drafters.skip_set import SkipSet
 from paceline.drafters.tree import TokenTree
 from paceline.errors import UnsupportedModel
@@ -34,15 +31,16 @@ class LayerSkip(AutoregressiveDrafter):
         if not target.has_blocks:
             raise UnsupportedModel(f"layer-skip needs a model whose layers run one by one; {target.name} is not one")
         self.skip = SkipSet.find(target) if skip == "auto" else SkipSet.load(skip, target)
+        self.hidden_width = target.config.hidden_size
         self.cache: KVCache
 
     def start(self, cache: KVCache) -> None:
         self.cache = cache
 
-    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Float[Tensor, "batch vocab"]:
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
         cache = self.cache.rows(0, len(rows))
         span = Span(ids, cache.lengths.copy(), offset=depth)
         hidden = self.target.embed(span)
         hidden = self.target.layers(hidden, span, cache, 0, self.target.num_layers, self.skip.sublayers)
-        return self.target.head(hidden)[:, 0]
+        return Step(self.target.head(hidden)[:, 0], hidden[:, 0])

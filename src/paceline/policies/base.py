@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from jaxtyping import Float
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a policy is about to run: what a trained one was, or was not, made for.
+
+    Attributes:
+        target: name of the target.
+        drafter: what the drafter calls itself (its `source`).
+        width: of the target's hidden states; None: it cannot show its last ones.
+        draft_width: of the drafter's; None: it has none to show.
+    """
+
+    target: str
+    drafter: str
+    width: int | None
+    draft_width: int | None
 
 
 class StoppingPolicy:
     """How far one request drafts. One object per request; options are keyword-only constructor arguments.
 
-    A rule may look at the draft distribution q and at past outcomes, never at which token was then drawn from q:
-    that would bias sampled output. The drafter therefore asks `keep` before it draws.
+    A rule may look at the draft distribution q, at hidden states and at past outcomes, never at which token was then
+    drawn from q: that would bias sampled output. The drafter therefore asks `keep` before it draws. A rule that draws
+    lots has random numbers of its own.
     """
 
     #: Most tokens this policy ever drafts in a round, by depth; sizes the KV cache.
     limit: int
     #: Whether `keep` looks at q; drafters then compute it even where greedy decoding needs no distribution.
     reads_q = False
+    #: Whether `begin_round` and `keep` look at hidden states; see `check`.
+    reads_hidden = False
+
+    def check(self, setting: Setting) -> None:
+        """The policy is about to run there. Raises OptionError or CheckpointMismatch when it cannot."""
+
+    def seed(self, seed: int) -> None:
+        """Make its random choices repeatable; called once, before the first round, with the request's seed."""
+
+    def begin_round(self, hidden: Float[Tensor, " width"]) -> None:
+        """A round begins. Only called where `reads_hidden`, and not before the target has read anything.
+
+        Args:
+            hidden: the target's last hidden state (the input of its final norm) at the last verified position: the
+                token before the root.
+        """
 
     def more(self, depth: int) -> bool:
         """Draft one more token after `depth` drafted ones? Asked before the drafter spends a forward."""
         return depth < self.limit
 
-    def keep(self, q: Float[Tensor, " vocab"] | None, depth: int) -> bool:
+    def keep(
+        self, q: Float[Tensor, " vocab"] | None, depth: int, hidden: Float[Tensor, " draft_width"] | None = None
+    ) -> bool:
         """Draw and keep the token at `depth` (0-based), whose distribution is `q`? If not, drafting stops.
 
-        `q` is None for a deterministic proposal, a point mass: entropy 0, confidence 1.
+        Args:
+            q: None for a deterministic proposal, a point mass: entropy 0, confidence 1. May be None for a rule that
+                does not read it.
+            hidden: the drafter's last hidden state, which q came of, where `reads_hidden`; None where there is none.
         """
         return True
 

@@ -54,7 +54,7 @@ class AdaptiveThreshold(StoppingPolicy):
             self._stopped = False
         return depth < self.limit and not self._stopped
 
-    def keep(self, q: Float[Tensor, " vocab"] | None, depth: int) -> bool:
+    def keep(self, q: Float[Tensor, " vocab"] | None, depth: int, hidden: Tensor | None = None) -> bool:
         if q is None or self.score(q) >= self.threshold:
             return True
         self._stopped = True
