@@ -7,6 +7,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -42,27 +43,36 @@ def texts(path: Path, chat: Chat, moved: Callable[[int], None] = lambda _: None)
         CorpusError: the file is missing, empty, binary, not UTF-8, damaged, or has a row of another form.
     """
     empty = True
+    with open_text(path) as (text, position):
+        for piece in _rows(path, text, chat) if ".jsonl" in path.suffixes else _pieces(text):
+            if "\0" in piece:
+                raise CorpusError(f"{path} is binary, not text")
+            if piece.strip():
+                empty = False
+                yield piece
+            moved(position())
+    if empty:
+        raise CorpusError(f"{path} is empty: it has no text")
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[tuple[TextIO, Callable[[], int]]]:
+    """The text of a file, gzipped or not, and a function that tells how many bytes have been read.
+
+    Raises CorpusError, also out of the `with` block, for a file that cannot be opened or read as UTF-8.
+    """
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             with _decoded(file, compressed) as text:
-                pieces = _rows(path, text, chat) if ".jsonl" in path.suffixes else _pieces(text)
-                for piece in pieces:
-                    if "\0" in piece:
-                        raise CorpusError(f"{path} is binary, not text")
-                    if piece.strip():
-                        empty = False
-                        yield piece
-                    moved(file.tell())
+                yield text, file.tell
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} is not UTF-8 text ({error.reason})") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CorpusError(f"{path} is a damaged gzip file ({error})") from error
     except OSError as error:
         raise CorpusError(f"cannot read {path}: {error.strerror}") from error
-    if empty:
-        raise CorpusError(f"{path} is empty: it has no text")
 
 
 def _decoded(file: BinaryIO, compressed: bool) -> TextIO:

@@ -1,0 +1,1 @@
+"""Making drafters: data by self-distillation, objectives, and the trainer."""

@@ -1,0 +1,167 @@
+"""Training samples on disk: shards of token ids with a loss mask, and a manifest that tells where they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from filelock import FileLock
+from jaxtyping import Float, Int, UInt8
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paceline.errors import DataError, DiskFull
+from paceline.targets.store import is_full
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+PROMPT, GENERATED, OPEN = 0, 1, 2  # values of the mask: not learnt; learnt, as the model wrote it or as open text
+UNKNOWN = -1  # in `top_ids`: nobody asked the model at this position
+
+
+@dataclass
+class Sample:
+    """One text.
+
+    Attributes:
+        mask: PROMPT, GENERATED or OPEN for each token; a drafter learns to predict those that are not PROMPT.
+        top: for the tokens that the model wrote, by position: its most likely tokens there, best first, and the natural
+            logarithms of their probabilities (at temperature 1, whatever the text was sampled at).
+    """
+
+    ids: list[int]
+    mask: list[int]
+    top: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
+
+
+class Shard(NamedTuple):
+    """Samples end to end: sample i has the tokens `offsets[i] .. offsets[i + 1] - 1`."""
+
+    ids: Int[Tensor, " tokens"]
+    mask: UInt8[Tensor, " tokens"]
+    offsets: Int[Tensor, " samples+1"]
+    top_ids: Int[Tensor, "tokens k"]  # UNKNOWN in every row that is not `Sample.top`
+    top_logp: Float[Tensor, "tokens k"]
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], top: int) -> Shard:
+        """Args: top: k, the most entries of a `Sample.top`."""
+        offsets = [0]
+        for sample in samples:
+            offsets.append(offsets[-1] + len(sample.ids))
+        top_ids = torch.full((offsets[-1], top), UNKNOWN, dtype=torch.int32)
+        top_logp = torch.full((offsets[-1], top), -torch.inf, dtype=torch.float16)
+        known = [(at + i, best) for at, s in zip(offsets, samples, strict=False) for i, best in s.top.items()]
+        if known:
+            rows = torch.tensor([row for row, _ in known])
+            top_ids[rows] = torch.tensor([ids for _, (ids, _) in known], dtype=torch.int32)
+            top_logp[rows] = torch.tensor([logp for _, (_, logp) in known]).half()
+        return cls(
+            torch.tensor([token for sample in samples for token in sample.ids], dtype=torch.int32),
+            torch.tensor([flag for sample in samples for flag in sample.mask], dtype=torch.uint8),
+            torch.tensor(offsets, dtype=torch.int64),
+            top_ids,
+            top_logp,
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Shard:
+        """Raises DataError when the file is missing or damaged."""
+        try:
+            return cls(**load_file(path))
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
+        except (SafetensorError, TypeError) as error:
+            raise DataError(f"{path} is not a shard of training data: {' '.join(str(error).split())}") from error
+
+    def samples(self) -> list[tuple[list[int], list[int]]]:
+        """Ids and mask of each sample."""
+        sizes = self.offsets.diff().tolist()
+        pairs = zip(self.ids.split(sizes), self.mask.split(sizes), strict=True)
+        return [(ids.tolist(), mask.tolist()) for ids, mask in pairs]
+
+
+def shard_name(group: int) -> str:
+    return f"samples-{group:05}.safetensors"
+
+
+def write_shard(folder: Path, group: int, samples: Sequence[Sample], top: int, counts: dict[str, int]) -> None:
+    """Write one shard, whole or not at all. Raises DiskFull."""
+    path = folder / shard_name(group)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(Shard.of(samples, top)._asdict(), partial, {name: str(count) for name, count in counts.items()})
+        os.replace(partial, path)
+    except Exception as error:
+        partial.unlink(missing_ok=True)
+        if is_full(error):
+            raise DiskFull(f"the disk of {folder} is full: make room and give the same command again") from error
+        raise
+
+
+def shard_counts(path: Path) -> dict[str, int] | None:
+    """The counts a shard was written with; None when it is absent or damaged, so that it must be made (again)."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: int(count) for name, count in file.metadata().items()}
+    except (SafetensorError, ValueError, AttributeError):
+        return None
+
+
+class Manifest:
+    """`manifest.json`: what the samples of a folder are, and how many. Several processes may keep it together."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / MANIFEST
+        self._lock = FileLock(folder / f".{MANIFEST}.lock")
+
+    def open(self, made: dict[str, Any], **facts: Any) -> None:
+        """Start it, or check that it tells the same: `made` is all that the samples depend on.
+
+        Raises:
+            DataError: the folder holds samples that were made otherwise.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        made = json.loads(json.dumps(made))
+        with self._lock:
+            if not self.path.exists():
+                self._write({"format": FORMAT, "made": made, **facts, "shards": {}, "totals": {}})
+                return
+            there = self.read()["made"]
+            if differing := [key for key in {**made, **there} if made.get(key) != there.get(key)]:
+                raise DataError(
+                    f"{self.path.parent} holds data made with another {', '.join(differing)}: choose another folder"
+                )
+
+    def add(self, name: str, counts: dict[str, int]) -> None:
+        """Enter a shard."""
+        with self._lock:
+            facts = self.read()
+            facts["shards"] = dict(sorted({**facts["shards"], name: counts}.items()))
+            facts["totals"] = {kind: sum(shard[kind] for shard in facts["shards"].values()) for kind in counts}
+            self._write(facts)
+
+    def read(self) -> dict[str, Any]:
+        """Raises DataError when there is none, or not one of ours."""
+        try:
+            facts = json.loads(self.path.read_text(encoding="utf-8"))
+            if facts["format"] != FORMAT:
+                raise DataError(f"{self.path} is of another version of paceline")
+        except OSError as error:
+            raise DataError(f"there is no training data in {self.path.parent}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self.path} is not the manifest of training data") from error
+        return facts
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        partial = self.path.with_name(f".{MANIFEST}.partial")
+        partial.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(partial, self.path)

@@ -1,0 +1,60 @@
+"""`paceline train` on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import one_thread  # noqa: F401
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [f"question {i}"]}) + "\n" for i in range(6)))
+    return path
+
+
+def test_data(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    command = ["train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", "-n", 6, "--group", 3]
+    made = run(*command, "--limit", 4, "--show", 2, "--shard", "0/2")
+    assert made.code == 0, made.err
+    assert "6 of" in made.out
+    assert "[user: question" in made.out
+    assert "3 of 3 prompts" in made.err
+    rest = run(*command, "--limit", 4, "--shard", "1/2", "--json")
+    assert json.loads(rest.out)["conversations"] == 4
+
+
+def test_launched(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Processes of `accelerate launch` find their part by themselves."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    command = ["train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", "-n", 4, "--group", 2]
+    assert run(*command).code == 0
+    assert [path.name for path in (tmp_path / "d").glob("samples-*")] == ["samples-00001.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--shard", "2/2"], "--shard must be i/n"),
+        (["--shard", "x"], "--shard must be i/n"),
+        (["--text-share", "0.5"], "--text-share needs --text"),
+        (["--text", "nowhere.txt"], "nowhere.txt"),
+        (["--max-length", "3"], "max_length"),
+    ],
+)
+def test_data_errors(
+    run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path, options: list[str], says: str
+) -> None:
+    result = run("train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", *options)
+    assert result.code == 1
+    assert says in result.err
+    assert len(result.err.strip().splitlines()) == 1
