@@ -62,7 +62,10 @@ def test_same_as_without(targets: tuple[Target, GraphTarget]) -> None:
             rows.commit([tree.path(len(tree) - 1) for tree in trees])
         for width in (1, 2, 3, 7):
             ids = random_ids(2, width).to(target.device)
-            outputs.append(target.forward(Span(ids, cache.lengths.copy()), cache))
+            span = Span(ids, cache.lengths.copy())
+            entering = target.layers(target.embed(span), span, cache, 0, 1)
+            outputs.append(target.forward(span, cache, [1], 1, entering))
+            outputs.append(target.forward(span, cache))
             cache.commit([[0], range(width)])
         seen.append(outputs)
     for want, got in zip(*seen, strict=True):

@@ -58,7 +58,8 @@ class Engine:
 
         cache = cache.rows(0, len(rows))
         span = tree_span(trees, cache.lengths, self.target.device)
-        out = self.target.forward(span, cache, self._taps(rows))
+        start, hidden = self.drafter.enter(rows, trees, span, cache)
+        out = self.target.forward(span, cache, self._taps(rows), start, hidden)
         clock.lap("verify")
 
         outcomes = self._verify(rows, trees, out)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.drafters.tree import TokenTree
 from paceline.policies.base import StoppingPolicy
 from paceline.targets.cache import KVCache
+from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
 
 
@@ -71,6 +73,16 @@ class Drafter:
         """One tree a row, no deeper than `row.room` and no longer than the row's policy wants."""
         raise NotImplementedError
 
+    def enter(
+        self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
+    ) -> tuple[int, Float[Tensor, "batch width hidden"] | None]:
+        """Where the verification pass over the drafted trees begins: `start` and `hidden` of `Target.forward`.
+
+        A drafter that has run the target's first layers over the trees, into `cache`, lets the pass go on from there.
+        The trees may have nodes of others behind its own.
+        """
+        return 0, None
+
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         """A round's outcome: the accepted nodes, root first. `row.ids` already ends with the target's own token.
 
@@ -85,7 +97,7 @@ class Drafter:
 class Step(NamedTuple):
     """What a drafter's forward gives."""
 
-    logits: Float[Tensor, "batch vocab"]
+    logits: Float[Tensor, "batch tokens"]  # of all tokens of the vocabulary, or of the drafter's `tokens`
     hidden: Float[Tensor, "batch hidden"] | None = None  # which these came of: the input of its final norm
 
 
@@ -93,6 +105,8 @@ class AutoregressiveDrafter(Drafter):
     """A drafter that proposes a chain, one forward a token. Subclasses say what a forward is."""
 
     source = "draft"
+    #: Ids of the only tokens it can propose; None: all.
+    tokens: Int[Tensor, " tokens"] | None = None
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         """Draft logits behind each tree's last node, with hidden states where there is a `hidden_width` and a row's
@@ -113,9 +127,20 @@ class AutoregressiveDrafter(Drafter):
     def _extend(self, row: Row, tree: TokenTree, step: Step, depth: int) -> bool:
         """Append the next token unless the policy stops; True if the row wants yet another."""
         logits, hidden = step.logits[row.slot], None if step.hidden is None else step.hidden[row.slot]
-        q = row.distribution(logits, tree.tokens[1:]) if row.sampling or row.policy.reads_q else None
+        reads_q = row.sampling or row.policy.reads_q
+        q = row.distribution(self.widen(logits), tree.tokens[1:]) if reads_q else None
         if not row.policy.keep(q, depth, hidden):  # before the draw: it must not depend on the token
             return False
-        token = int(logits.argmax()) if q is None else row.draw(q)
+        token = self.best(logits) if q is None else row.draw(q)
         tree.add(token, depth, self.source, q if row.sampling else None)
         return depth + 1 < row.room and row.policy.more(depth + 1)
+
+    def best(self, logits: Float[Tensor, " tokens"]) -> int:
+        at = int(logits.argmax())
+        return at if self.tokens is None else int(self.tokens[at])
+
+    def widen(self, logits: Float[Tensor, " tokens"]) -> Float[Tensor, " vocab"]:
+        """Logits of the whole vocabulary: minus infinity where none are given."""
+        if self.tokens is None:
+            return logits
+        return logits.new_full((self.target.vocab_size,), -torch.inf).index_copy_(0, self.tokens, logits)

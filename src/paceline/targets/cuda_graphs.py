@@ -49,10 +49,10 @@ class StaticCache(KVCache):
 
 
 class StaticPass:
-    """A pass of one batch and width over one cache, from static inputs to static outputs."""
+    """A pass of one batch and width over one cache, from a layer on, from static inputs to static outputs."""
 
-    def __init__(self, target: TorchTarget, cache: KVCache, width: int, taps: Collection[int]) -> None:
-        self.target, self.taps, self.width = target, taps, width
+    def __init__(self, target: TorchTarget, cache: KVCache, width: int, start: int, taps: Collection[int]) -> None:
+        self.target, self.taps, self.width, self.start = target, taps, width, start
         self.cache = StaticCache(cache.store, cache.lengths)
         device, self.chain_loaded = target.device, False
         self.ids = torch.zeros(cache.batch, width, dtype=torch.long, device=device)
@@ -60,9 +60,14 @@ class StaticPass:
         self.depths = torch.zeros_like(self.ids)
         self.ancestors = torch.zeros(cache.batch, width, width, dtype=torch.bool, device=device)
         self.chain = torch.arange(width, device=device)
+        size = target.config.hidden_size
+        self.hidden = torch.zeros(cache.batch, width, size, dtype=target.dtype, device=device) if start else None
 
-    def __call__(self, span: Span) -> PassOutput:
+    def __call__(self, span: Span, hidden: Tensor | None) -> PassOutput:
         self._load(span)
+        if self.hidden is not None:
+            assert hidden is not None
+            self.hidden[:, : span.width].copy_(hidden)
         out = self._execute()
         # Copies: the next pass overwrites the outputs, which drafters may keep for longer.
         taps = {tap: hidden[:, : span.width].clone() for tap, hidden in out.taps.items()}
@@ -88,7 +93,7 @@ class StaticPass:
     def _run(self) -> PassOutput:
         # A new span each time: what it caches must be computed by the pass, not found there.
         span = StaticSpan(self.ids, self.first, self.depths, self.ancestors, self.cache.capacity)
-        return TorchTarget.forward(self.target, span, self.cache, self.taps)
+        return TorchTarget.forward(self.target, span, self.cache, self.taps, self.start, self.hidden)
 
     def _execute(self) -> PassOutput:
         return self._run()
@@ -145,15 +150,22 @@ class GraphTarget(TorchTarget):
         super().__init__(model, tokenizer)
         self._storages: dict[int, Storage] = {}
 
-    def forward(self, span: Span, cache: KVCache, taps: Collection[int] = ()) -> PassOutput:
+    def forward(
+        self,
+        span: Span,
+        cache: KVCache,
+        taps: Collection[int] = (),
+        start: int = 0,
+        hidden: Tensor | None = None,
+    ) -> PassOutput:
         storage = self._storages.get(cache.store.untyped_storage().data_ptr())
         width = next(iter(WIDTHS[bisect_left(WIDTHS, span.width) :]), None)
         if storage is None or width is None or span.offset or int(span.starts.max()) + width > cache.capacity:
-            return super().forward(span, cache, taps)
-        key = (cache.store.data_ptr(), cache.batch, width, *sorted(taps))
+            return super().forward(span, cache, taps, start, hidden)
+        key = (cache.store.data_ptr(), cache.batch, width, start, *sorted(taps))
         if key not in storage.passes:
-            storage.passes[key] = self.make_pass(self, cache, width, taps)
-        return storage.passes[key](span)
+            storage.passes[key] = self.make_pass(self, cache, width, start, taps)
+        return storage.passes[key](span, hidden)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         capacity = -(-(capacity + WIDTHS[-1]) // 64) * 64  # room for padding; aligned for the mask of fused attention

@@ -57,6 +57,16 @@ class Span:
     def positions(self) -> Int[Tensor, "batch width"]:
         return self.slots if self.depths is None else self.first[:, None] + self.depths
 
+    def part(self, first: int, stop: int) -> Span:
+        """Its nodes `first .. stop-1`, to be run when those before them have been."""
+        return Span(
+            self.ids[:, first:stop],
+            self.starts,
+            self.offset + first,
+            None if self.depths is None else self.depths[:, first:stop],
+            None if self.ancestors is None else self.ancestors[:, first:stop, : self.offset + stop],
+        )
+
     def mask(self, dtype: torch.dtype, explicit: bool = False) -> Float[Tensor, "batch 1 width end"] | None:
         """Additive attention mask over the slots `0 .. end-1`. Built once a span.
 

@@ -88,13 +88,29 @@ class Target(ABC):
     def head(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         """Final norm and output matrix."""
 
-    def forward(self, span: Span, cache: KVCache, taps: Collection[int] = ()) -> PassOutput:
-        """One pass over the span: logits of every node, and the hidden states asked for."""
-        hidden, tapped = self._through(span, cache, taps)
+    def forward(
+        self,
+        span: Span,
+        cache: KVCache,
+        taps: Collection[int] = (),
+        start: int = 0,
+        hidden: Float[Tensor, "batch width hidden"] | None = None,
+    ) -> PassOutput:
+        """One pass over the span: logits of every node, and the hidden states asked for.
+
+        Args:
+            start: the layer to begin with, where those below have run over the whole span already.
+            hidden: what enters that layer; needed where `start` is above 0. No tap may lie below.
+        """
+        hidden, tapped = self._through(span, cache, taps, start, hidden)
         return PassOutput(self.head(hidden), tapped)
 
-    def _through(self, span: Span, cache: KVCache, taps: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        hidden, at, tapped = self.embed(span), 0, {}
+    def _through(
+        self, span: Span, cache: KVCache, taps: Collection[int], start: int = 0, hidden: Tensor | None = None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        if hidden is None:
+            hidden = self.embed(span)
+        at, tapped = start, {}
         for tap in sorted({*taps, self.num_layers}):
             hidden = self.layers(hidden, span, cache, at, tap)
             at, tapped[tap] = tap, hidden
@@ -205,8 +221,16 @@ class WholeTarget(Target):
     def head(self, hidden: Tensor) -> Tensor:
         raise self._no_blocks()
 
-    def forward(self, span: Span, cache: KVCache, taps: Collection[int] = (), keep: int = 0) -> PassOutput:
-        if self.num_layers in taps:  # what the model reports last has passed the final norm
+    def forward(
+        self,
+        span: Span,
+        cache: KVCache,
+        taps: Collection[int] = (),
+        start: int = 0,
+        hidden: Tensor | None = None,
+        keep: int = 0,
+    ) -> PassOutput:
+        if start or self.num_layers in taps:  # what the model reports last has passed the final norm
             raise self._no_blocks()
         out = self.model(
             input_ids=span.ids,
