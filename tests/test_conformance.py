@@ -10,9 +10,12 @@ import pytest
 from transformers import PreTrainedModel
 
 import paceline
+import predictor_files
 from helpers import Oracle, hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline import DRAFTERS, LLM, POLICIES
 from paceline.decoding.request import VERIFIERS
+from paceline.errors import OptionError
+from paceline.registry import Spec
 from tiny import byte_tokenizer, small_llama
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {"llama": small_llama, "gpt_neox": small_neox}
@@ -21,6 +24,19 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {"llama": small_llama, "gpt_n
 OPTIONS: dict[str, Callable[[Path], str]] = {
     "draft-model": lambda folder: f":model={folder}",
 }
+
+#: Policies that cannot do without a predictor get one that says now this, now that.
+TRAINED = ("specdec++", "disco")
+#: Drafters that show hidden states, and policies that look at them: the others refuse these.
+SHOW_HIDDEN = ("draft-model", "layer-skip", "early-exit")
+READ_HIDDEN = ("specdec++",)
+
+RUNS = [
+    (drafter, policy)
+    for drafter in DRAFTERS
+    for policy in POLICIES
+    if drafter in SHOW_HIDDEN or policy not in READ_HIDDEN
+]
 
 #: Prompts of different lengths; repetition gives n-gram drafters something to copy.
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 9, [42, 43]]
@@ -36,6 +52,7 @@ class World:
         draft = perturbed(MODELS[name](), noise=0.05)
         draft.save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)
+        self.predictors = predictor_files.write(folder)
         self.plain = paceline.load(self.model, drafter="none", tokenizer=byte_tokenizer())
         self.made: dict[str, LLM] = {}
 
@@ -48,11 +65,14 @@ class World:
             options = OPTIONS[drafter](self.folder) if drafter in OPTIONS else ""
             self.made[drafter] = self.plain.method(drafter + options)
         made = self.made[drafter]
-        rule = POLICIES.parse(policy or type(made.drafter).default_policy)
+        rule = self.rule(policy or type(made.drafter).default_policy)
         return LLM(self.plain.target, made.drafter, rule, verifier)
 
+    def rule(self, policy: str) -> Spec:
+        return POLICIES.parse(self.predictors[policy] if policy in TRAINED else policy)
+
     def oracle(self, truths: dict[tuple[int, ...], list[int]] | None = None, policy: str = "fixed:k=4") -> LLM:
-        return self.plain.method(lambda target: Oracle(target, truths or self.truths), policy)
+        return self.plain.method(lambda target: Oracle(target, truths or self.truths), self.rule(policy).text)
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
@@ -75,30 +95,31 @@ def test_plain_decoding_is_transformers(world: World) -> None:
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.parametrize("policy", list(POLICIES))
 @pytest.mark.parametrize("drafter", list(DRAFTERS))
-def test_greedy_batch(world: World, drafter: str, policy: str, verifier: str) -> None:
+def test_greedy_batch(world: World, drafter: str, verifier: str) -> None:
     """Ragged prompts, fewer rows than requests: as each prompt alone in plain decoding."""
-    assert ids(world.llm(drafter, policy, verifier)) == world.truth
+    assert ids(world.llm(drafter, verifier=verifier)) == world.truth
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
-@pytest.mark.parametrize("drafter", list(DRAFTERS))
+@pytest.mark.parametrize(("drafter", "policy"), RUNS)
+def test_greedy_batch_under_every_policy(world: World, drafter: str, policy: str) -> None:
+    assert ids(world.llm(drafter, policy)) == world.truth
+
+
+@pytest.mark.parametrize(("drafter", "policy"), RUNS)
 def test_greedy_alone(world: World, drafter: str, policy: str) -> None:
     for prompt, truth in list(world.truths.items())[1:3]:
         assert ids(world.llm(drafter, policy), prompts=[list(prompt)]) == [truth]
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
-@pytest.mark.parametrize("drafter", list(DRAFTERS))
+@pytest.mark.parametrize(("drafter", "policy"), RUNS)
 def test_match_gives_the_seeds_own_sample(world: World, drafter: str, policy: str) -> None:
     """Sample-match draws by output position: a seed gives the same tokens whatever drafts."""
     sampling = {"temperature": 0.8, "top_p": 0.95, "seed": 3, "max_new_tokens": 10}
     assert ids(world.llm(drafter, policy, "match"), **sampling) == ids(world.plain, **sampling)
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
-@pytest.mark.parametrize("drafter", list(DRAFTERS))
+@pytest.mark.parametrize(("drafter", "policy"), RUNS)
 def test_sampling_ends_and_repeats(world: World, drafter: str, policy: str) -> None:
     """Length, record and reproducibility; the distribution is tested in decoding/test_losslessness.py."""
     llm = world.llm(drafter, policy, "rejection")
@@ -109,6 +130,22 @@ def test_sampling_ends_and_repeats(world: World, drafter: str, policy: str) -> N
         assert sum(source != "target" for source in output.stats.sources) == output.stats.accepted
     again = llm.generate(PROMPTS, batch=3, eos=(), temperature=0.7, seed=1, max_new_tokens=8)
     assert [output.tokens for output in again] == [output.tokens for output in outputs]
+
+
+@pytest.mark.parametrize("drafter", [drafter for drafter in DRAFTERS if drafter in SHOW_HIDDEN])
+def test_a_predictor_of_hidden_states(world: World, drafter: str) -> None:
+    """Cali-TS's full form looks at the target's hidden states and the drafter's."""
+    made = world.llm(drafter)
+    llm = LLM(world.plain.target, made.drafter, POLICIES.parse(world.predictors["cali-ts"]))
+    assert ids(llm) == world.truth
+    assert [ids(llm, prompts=[prompt])[0] for prompt in PROMPTS] == world.truth
+
+
+@pytest.mark.parametrize("policy", READ_HIDDEN)
+@pytest.mark.parametrize("drafter", [drafter for drafter in DRAFTERS if drafter not in SHOW_HIDDEN])
+def test_hidden_states_that_nobody_shows(world: World, drafter: str, policy: str) -> None:
+    with pytest.raises(OptionError, match="none to show"):
+        ids(world.llm(drafter, policy))
 
 
 @pytest.mark.parametrize("drafter", list(DRAFTERS))
@@ -144,7 +181,7 @@ def test_stops_and_processors(world: World, drafter: str) -> None:
 # -- drafts whose acceptance is anything but trivial ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "fixed:k=9"])
+@pytest.mark.parametrize("policy", [*(policy for policy in POLICIES if policy not in READ_HIDDEN), "fixed:k=9"])
 def test_oracle(world: World, policy: str) -> None:
     """Chains and trees, true, half true and false, in one batch and alone."""
     llm = world.oracle(policy=policy)

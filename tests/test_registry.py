@@ -112,6 +112,8 @@ class TestMethods:
             ("draft-model:model=a/b+c", ("draft-model:model=a/b+c", None)),
             ("draft-model:model=a+b+fixed:k=3", ("draft-model:model=a+b", "fixed:k=3")),
             ("none+fixd", ("none", "fixd")),
+            ("layer-skip:skip=auto+specdec++:k_max=3", ("layer-skip:skip=auto", "specdec++:k_max=3")),
+            ("none+specdec++", ("none", "specdec++")),
         ],
     )
     def test_split(self, text: str, parts: tuple[str, str | None]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import predictor_files
 from helpers import SIGNIFICANCE, Oracle, p_value, perturbed
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
@@ -293,6 +294,7 @@ def engine_fit(
     policy: Callable[[], StoppingPolicy],
     verifier: str,
     trials: int = 1200,
+    seeded: bool = True,
     **sampling: object,
 ) -> tuple[float, int]:
     """How well the engine's first three tokens fit; and how many drafted tokens were accepted."""
@@ -304,7 +306,7 @@ def engine_fit(
             policy=policy(),
             processors=params.processors(len(PROMPT), (), target.device),
             sampling=True,
-            seed=seed,
+            seed=seed if seeded else None,
             verifier=verifier,
         )
         for seed in range(trials)
@@ -326,6 +328,49 @@ def test_engine(target: BlockTarget, drafter_model: BlockTarget, drafter: str, p
     p, accepted = engine_fit(target, made, POLICIES.parse(policy).build, verifier)
     assert p > SIGNIFICANCE
     assert accepted > 0 or drafter == "none"
+
+
+RANDOM_OR_TRAINED = ("beta-ts", "cali-ts", "cali-ts of hidden states", "specdec++", "disco")
+
+
+@pytest.fixture(scope="module")
+def rules(target: BlockTarget, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """With predictors that say now this, now that, of what they see."""
+    made = predictor_files.write(tmp_path_factory.mktemp("predictors"), 32, 32)
+    return made | {"beta-ts": "beta-ts:k_max=3", "cali-ts of hidden states": made["cali-ts"], "cali-ts": "cali-ts"}
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+@pytest.mark.parametrize("policy", RANDOM_OR_TRAINED)
+def test_engine_under_random_and_trained_policies(
+    target: BlockTarget, drafter_model: BlockTarget, rules: dict[str, str], policy: str, seeded: bool
+) -> None:
+    made = DraftModel(target, model=drafter_model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # what requests without a seed draw theirs from
+        p, accepted = engine_fit(target, made, POLICIES.parse(rules[policy]).build, "rejection", seeded=seeded)
+    assert p > SIGNIFICANCE
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("policy", RANDOM_OR_TRAINED)
+def test_a_row_gives_what_it_gives_alone(
+    target: BlockTarget, drafter_model: BlockTarget, rules: dict[str, str], policy: str
+) -> None:
+    """Tokens and draft lengths, though policies draw lots."""
+
+    def run(seeds: range) -> list[tuple[list[int], list[int]]]:
+        requests = [
+            Request(PROMPT, limit=24, policy=POLICIES.parse(rules[policy]).build(), sampling=True, seed=seed)
+            for seed in seeds
+        ]
+        for _ in Engine(target, DraftModel(target, model=drafter_model)).run(requests, batch=3):
+            pass
+        return [(request.output, [record.depth for record in request.stats.rounds]) for request in requests]
+
+    together, alone = run(range(5)), [run(range(seed, seed + 1))[0] for seed in range(5)]
+    assert together == alone
+    assert len({depth for _, depths in together for depth in depths}) > 1  # the policy does choose
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
+import predictor_files
 from paceline.errors import OptionError
 from paceline.policies import POLICIES
+from paceline.policies.base import Setting
 from paceline.policies.fixed import Fixed
 from paceline.policies.schedule import Schedule
 
@@ -74,13 +77,15 @@ def test_out_of_range(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_no_policy_drafts_beyond_its_limit(name: str) -> None:
+def test_no_policy_drafts_beyond_its_limit(name: str, tmp_path: Path) -> None:
     """`limit` sizes the KV cache: it must hold whatever happens."""
     policy = POLICIES.parse(name).build()
+    predictor_files.write(tmp_path)
+    policy.check(Setting("tests", "tests", 32, 32, tmp_path))
     sharp = torch.tensor([1.0, 0.0])
     for _ in range(60):
         depth = 0
-        while policy.more(depth) and policy.keep(sharp, depth):
+        while policy.more(depth) and policy.keep(sharp, depth, torch.ones(32)):
             depth += 1
         assert depth <= policy.limit
         policy.observe(depth, depth)

@@ -93,7 +93,7 @@ class Engine:
     def _setting(self) -> Setting:
         target, drafter = self.target, self.drafter
         width = target.config.hidden_size if target.has_blocks else None
-        return Setting(model_key(target), drafter.source, width, drafter.hidden_width)
+        return Setting(model_key(target), drafter.source, width, drafter.hidden_width, drafter.predictors)
 
     def _allocate(self, requests: Sequence[Request], batch: int) -> KVCache:
         depth = max(request.policy.limit for request in requests)

@@ -55,6 +55,8 @@ class Drafter:
     source = ""
     #: Width of the hidden states it shows to policies that read them; None: it has none.
     hidden_width: int | None = None
+    #: Folder of the trained stop predictors that come with it.
+    predictors: Path | None = None
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -12,5 +12,9 @@ POLICIES = Registry(
         "schedule": "paceline.policies.schedule:Schedule",
         "max-confidence": "paceline.policies.max_confidence:MaxConfidence",
         "adaedl": "paceline.policies.adaedl:AdaEDL",
+        "beta-ts": "paceline.policies.beta_ts:BetaTS",
+        "cali-ts": "paceline.policies.cali_ts:CaliTS",
+        "specdec++": "paceline.policies.specdec_pp:SpecDecPP",
+        "disco": "paceline.policies.disco:Disco",
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
@@ -17,12 +18,14 @@ class Setting:
         drafter: what the drafter calls itself (its `source`).
         width: of the target's hidden states; None: it cannot show its last ones.
         draft_width: of the drafter's; None: it has none to show.
+        predictors: folder of trained predictors that come with the drafter, as `POLICY.safetensors`.
     """
 
     target: str
     drafter: str
     width: int | None
     draft_width: int | None
+    predictors: Path | None = None
 
 
 class StoppingPolicy:

@@ -1,0 +1,38 @@
+"""Beta-TS: draft on with a probability drawn from the Beta posterior of the acceptance rate (EESD, Algorithm 2)."""
+
+from __future__ import annotations
+
+from paceline.policies.thompson import ThompsonSampling
+from paceline.registry import require
+
+LEAST = 1e-2  # of a and b: the printed update can take a below 0, where there is no Beta distribution
+
+
+class BetaTS(ThompsonSampling):
+    """theta ~ Beta(a, b). With A of K drafted tokens accepted, the target has judged n = min(A + 1, K) of them, and
+    a grows by r = A, b by n - r: the conjugate update for theta as the probability that a drafted token is accepted.
+
+    The paper prints r = A - 1. Theta then falls towards 0, and every draft becomes one token long, however good drafts
+    are: with acceptance probability p and K drawn by theta, even r = max(A - 1, 0) has E[r] / E[n] = p^2 theta.
+
+    Args:
+        a0, b0: of the prior; a0 / (a0 + b0) is the acceptance rate expected, their sum its weight in tokens.
+        k_max: most tokens a round.
+        literal: r as printed, with a and b kept above 0.
+    """
+
+    def __init__(self, *, a0: float = 1.0, b0: float = 1.0, k_max: int = 16, literal: bool = False) -> None:
+        require(a0 > 0 and b0 > 0, f"beta-ts: a0 and b0 must be > 0, not {a0} and {b0}")
+        super().__init__(k_max)
+        self.a, self.b, self.literal = a0, b0, literal
+
+    def theta(self, depth: int) -> float:
+        return self.random.betavariate(self.a, self.b)  # step 8
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        if drafted == 0:
+            return
+        r = accepted - 1 if self.literal else accepted  # step 18
+        n = min(accepted + 1, drafted)  # step 19
+        self.a = max(self.a + r, LEAST)  # step 20
+        self.b = max(self.b + n - r, LEAST)  # step 21

@@ -1,0 +1,134 @@
+"""Cali-TS: Thompson sampling that begins with a predictor and trusts outcomes more and more (EESD, Algorithm 3)."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.policies.base import Setting
+from paceline.policies.online import OnlineLogistic
+from paceline.policies.predictor_file import Trained, find, load, need_hidden
+from paceline.policies.predictors import FeaturePredictor, Predictor
+from paceline.policies.thompson import ThompsonSampling
+from paceline.registry import require
+
+
+class CaliTS(ThompsonSampling):
+    """theta ~ N(mu, sigma^2), clipped to [0, 1]: the predictor's theta_M of this token and the acceptance rate
+    theta_hat of the request so far, weighed by how many rounds were verified (eq. 6).
+
+    theta_hat is the mean over the tokens that the target has judged: A successes in min(A + 1, K) trials a round,
+    after one of worth `theta0`. As printed (eq. 8) it counts accepted tokens only, and rises to 1 whatever is rejected.
+
+    Args:
+        predictor: its file, from `paceline train stop-predictor`; "auto": the one that comes with the drafter, or else
+            a logistic regression over the draft distribution's features, with coefficients that come with paceline.
+        learn: let such a regression go on learning from each request's outcomes.
+        sigma_m: standard deviation of the predictor's error; the smaller, the longer it is trusted.
+        sigma_s: standard deviation of a round's acceptance rate.
+        theta0: acceptance rate expected before any outcome.
+        k_max: most tokens a round.
+        predict: False: without the model's prediction, `theta0` in its place.
+        calibrate: False: without the sampling prediction, theta ~ N(theta_M, sigma_m^2) throughout.
+        literal: theta_hat as printed.
+    """
+
+    name = "cali-ts"
+    reads_q = True
+
+    def __init__(
+        self,
+        *,
+        predictor: str = "auto",
+        learn: bool = True,
+        sigma_m: float = 0.1,
+        sigma_s: float = 0.5,
+        theta0: float = 0.5,
+        k_max: int = 16,
+        predict: bool = True,
+        calibrate: bool = True,
+        literal: bool = False,
+    ) -> None:
+        require(sigma_m > 0 and sigma_s > 0, f"cali-ts: sigma_m and sigma_s must be > 0, not {sigma_m} and {sigma_s}")
+        require(0 <= theta0 <= 1, f"cali-ts: theta0 must lie in [0, 1], not {theta0}")
+        super().__init__(k_max)
+        self.learn, self.theta0, self.literal = learn, theta0, literal
+        self.variance_m, self.variance_s = sigma_m**2, sigma_s**2
+        self.predict, self.calibrate = predict, calibrate
+        self.rounds = self.trials = self.successes = 0
+        self.theta_hat = theta0
+        self._verified: Tensor | None = None  # the target's last hidden state there
+        self._predictions: list[float] = []  # theta_M of this round's tokens
+        self._features: list[np.ndarray] = []
+        self._trained: Trained | None = None if predictor == "auto" else load(predictor, self.name)
+        self._use(self._trained.predictor if self._trained else FeaturePredictor())
+
+    def _use(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+        self.reads_q, self.reads_hidden = predictor.reads_q, predictor.reads_hidden
+        self.online: OnlineLogistic | None = None
+        if self.learn and isinstance(predictor, FeaturePredictor):
+            self.online = OnlineLogistic(predictor.weights.detach().numpy())
+
+    def check(self, setting: Setting) -> None:
+        trained = self._trained or find(setting, self.name)
+        if trained is None:
+            return
+        if trained.predictor.reads_hidden:
+            need_hidden(setting, self.name, of_target=True)
+        trained.check(setting)
+        if trained.predictor is not self.predictor:
+            self._use(trained.predictor)
+
+    def begin_round(self, hidden: Float[Tensor, " width"]) -> None:
+        self._verified = hidden
+
+    def more(self, depth: int) -> bool:
+        if depth == 0:
+            self._predictions.clear()
+            self._features.clear()
+        return super().more(depth)
+
+    def keep(self, q: Float[Tensor, " vocab"] | None, depth: int, hidden: Tensor | None = None) -> bool:
+        """Always True: Algorithm 3 stops behind a token, not before it. theta_M is that of what is seen here."""
+        if self.predict:
+            seen = self.predictor.see(q, depth, self._verified, hidden)
+            if self.online:
+                self._features.append(FeaturePredictor.features(seen)[0].double().numpy())
+                self._predictions.append(self.online.probability(self._features[-1]))
+            else:
+                self._predictions.append(self.predictor.probability(seen))
+        else:
+            self._predictions.append(self.theta0)
+        return True
+
+    def theta(self, depth: int) -> float:
+        if depth == len(self._predictions):  # a drafter that asks how deep only: its tokens are deterministic
+            self.keep(None, depth)
+        mean, variance = self.posterior(self._predictions[depth])
+        return min(max(self.random.gauss(mean, sqrt(variance)), 0.0), 1.0)  # step 11
+
+    def posterior(self, theta_m: float) -> tuple[float, float]:
+        """Mean and variance of theta (steps 9 and 10)."""
+        n = self.rounds if self.calibrate else 0
+        weight = n * self.variance_m / (n * self.variance_m + self.variance_s)
+        return (1 - weight) * theta_m + weight * self.theta_hat, self.variance_m * (1 - weight)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        if drafted == 0:
+            return
+        trials = min(accepted + 1, drafted)
+        self.rounds += 1  # step 21
+        self.trials += trials
+        self.successes += accepted
+        if self.literal:  # step 22, with t = all accepted tokens
+            t = self.successes
+            self.theta_hat = (self.theta_hat * (t - accepted + 1) + accepted) / (t + 1)
+        else:
+            self.theta_hat = (self.theta0 + self.successes) / (1 + self.trials)
+        if self.online:
+            for depth, features in enumerate(self._features[:trials]):
+                self.online.learn(features, depth < accepted)
