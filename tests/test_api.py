@@ -17,6 +17,7 @@ from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.errors import ContextOverflow, OptionError, PacelineError, UnknownModel, UnsupportedModel
 from paceline.policies.adaedl import AdaEDL
 from paceline.policies.fixed import Fixed
+from paceline.targets.linear import can_pack
 from tiny import byte_tokenizer, small_llama
 
 
@@ -74,6 +75,12 @@ class TestLoad:
         monkeypatch.setattr("paceline.api.load_target", lambda *_, **__: pytest.fail("loaded"))
         with pytest.raises(OptionError, match=message):
             paceline.load("smollm2-135m", drafter=drafter, policy=policy)
+
+    def test_exact(self, tiny_model_dir: Path) -> None:
+        assert not paceline.load(str(tiny_model_dir), exact=False).target.exact
+        assert paceline.load(small_llama().float(), tier="torch", exact=can_pack() or None).target.exact is can_pack()
+        with pytest.raises(OptionError, match="the reference tier cannot be exact here"):
+            paceline.load(small_llama(), exact=True)  # an object, which stays on the reference tier
 
     def test_bad_models(self, tmp_path: Path) -> None:
         with pytest.raises(UnknownModel):

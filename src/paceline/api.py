@@ -155,6 +155,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     device: str | torch.device = "cpu",
     tier: str | None = None,
+    exact: bool | None = None,
     **source: Any,
 ) -> LLM:
     """Load a model to decode with a drafter and a stopping policy.
@@ -168,18 +169,21 @@ def load(
         dtype, device: as for `from_pretrained`; dtype default is the checkpoint's.
         tier: how the target pass runs (see `paceline.targets.TIERS`); default the fast one for a model loaded here,
             "reference" for one passed as an object, whose weights other tiers would take over.
+        exact: True insists on greedy output being plain decoding's bit for bit, which the torch and native tiers
+            promise in float32 on the CPU; False takes torch's own attention in the torch tier. Default: what the tier
+            promises.
         **source: `revision`, `trust_remote_code`.
 
     Raises:
-        OptionError: unknown drafter, policy or option.
+        OptionError: unknown drafter, policy or option; `exact` where it cannot be.
         ModelError: the model cannot be found, fetched or used.
     """
     if isinstance(drafter, str):
         parse_method(drafter, policy)  # refuse bad names before a model is loaded
     if isinstance(model, str):
-        target = load_target(model, dtype=dtype, device=device, tier=tier, **source)
+        target = load_target(model, dtype=dtype, device=device, tier=tier, exact=exact, **source)
     else:
-        target = make_target(model, tokenizer, tier or "reference")
+        target = make_target(model, tokenizer, tier or "reference", exact)
     return _assemble(target, drafter, policy, verifier)
 
 

@@ -45,6 +45,17 @@ def test_a_gap_decides_between_tie_and_wrong(target: Target) -> None:
     assert diverge(target, PROMPT, plain, output, allowed=gap * 0.99).verdict == "wrong"
 
 
+def test_without_noise_not_even_equal_logits_are_a_tie() -> None:
+    target = as_target(small_llama(tie_word_embeddings=False).float())
+    best = int(next_logits(target, PROMPT).argmax())
+    with torch.no_grad():
+        weight = target.model.get_output_embeddings().weight
+        weight[best - 1] = weight[best]  # two tokens with the same logits, bit for bit
+    for allowed, verdict in ((0.0, "wrong"), (1e-6, "tie")):
+        found = diverge(target, PROMPT, [best - 1], [best], allowed)
+        assert (found.gap, found.verdict) == (0.0, verdict)
+
+
 def test_two_bad_tokens_are_no_tie(target: Target) -> None:
     """Candidates close to each other but far below the best: not even plain decoding's token is the argmax."""
     worst, second_worst = next_logits(target, PROMPT).topk(2, largest=False).indices.tolist()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -225,6 +226,44 @@ def test_a_fast_tier_gets_one_model_of_its_own_for_transformers(
     assert [row["wrong"] for row in summary.rows] == [0] * 6
     run(BenchConfig(**config | {"methods": "ar,prompt-lookup", "tasks": "qa", "out": tmp_path / "without"}))
     assert loaded == [config["model"]]
+
+
+class Straying:
+    """A method of paceline's whose second output token is never plain decoding's."""
+
+    def __init__(self, name: str, inner: Paceline) -> None:
+        self.name, self.paceline, self.inner = name, True, inner
+
+    def generate(self, prompts: Any, params: Any, seed: int) -> Any:
+        made = self.inner.generate(prompts, params, seed)
+        outputs = [[ids[0], (ids[1] + 1) % 256, *ids[2:]] for ids in made.outputs]
+        return replace(made, outputs=outputs)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_on_an_exact_target_a_difference_is_never_a_tie(
+    config: dict[str, Any], exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much noise was measured: but transformers' own output may still differ by it."""
+    built = runner_module.build_method
+
+    def build_method(name: str, *rest: Any) -> Any:
+        method = built(name, *rest)
+        return method if name == "ar" else Straying(name, method)
+
+    monkeypatch.setattr(runner_module, "build_method", build_method)
+    monkeypatch.setattr(runner_module, "measure_noise", lambda *_: 1e6)
+    monkeypatch.setattr(Target, "exact", exact)
+    rows = {row["method"]: row for row in run(BenchConfig(**config | {"tasks": "qa"})).rows if row["task"] == "qa"}
+    drafted = rows["prompt-lookup+fixed:k=3"]
+    assert (rows["hf"]["tie"], rows["hf"]["wrong"]) == (2, 0)
+    assert (drafted["identical"], drafted["tie"], drafted["wrong"]) == ((0, 0, 2) if exact else (0, 2, 0))
+    assert json.loads((config["out"] / "config.json").read_text())["exact"] is exact
+
+
+def test_exactness_that_the_target_cannot_promise(config: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="the reference tier cannot be exact here"):
+        run(BenchConfig(**config | {"exact": True}))
 
 
 def test_batches(config: dict[str, Any]) -> None:

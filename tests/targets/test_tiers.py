@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
+import torch
 import transformers as hf
 
 from paceline.errors import NativeUnavailable, OptionError, UnsupportedModel
 from paceline.targets import load_target, make_target, sources
+from paceline.targets.linear import can_pack
+from paceline.targets.native import available
 from paceline.targets.native import target as native
+from paceline.targets.span import Span
 from tiny import small_llama
+from told import told
 
 
 def gpt2() -> hf.PreTrainedModel:
@@ -52,3 +58,61 @@ def test_native_falls_back_to_torch_where_it_cannot_be_built(
 def test_an_unknown_tier_is_refused() -> None:
     with pytest.raises(OptionError, match="unknown tier 'fast'"):
         make_target(small_llama(), tier="fast")
+
+
+# -- exactness, as asked for -------------------------------------------------------------------------------------------
+CAN = "the torch and native tiers are, in float32 on CPU"
+FAST = ["torch", *(["native"] if available() else [])]
+
+
+@pytest.mark.skipif(not can_pack(), reason="no oneDNN: nothing is promised")
+@pytest.mark.parametrize("tier", FAST)
+def test_exactness_can_be_insisted_on(tier: str) -> None:
+    assert make_target(small_llama().float(), tier=tier, exact=True).exact
+
+
+@pytest.mark.parametrize(("tier", "why"), [("reference", "torch's operations"), ("torch", "float64 on cpu")])
+def test_exactness_where_it_cannot_be(tier: str, why: str) -> None:
+    with told(OptionError, rf"the {tier} tier cannot be exact here \(.*{why}.*\): {CAN}"):
+        make_target(small_llama(), tier=tier, exact=True)  # float64
+
+
+def test_a_tier_that_is_never_exact_is_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    with told(OptionError, CAN):
+        load_target("any", tier="reference", exact=True)
+
+
+def test_a_model_that_no_exact_tier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    named(monkeypatch, gpt2())
+    with told(UnsupportedModel, "does not support models of type gpt2: use the reference tier, which is not exact"):
+        load_target("any", exact=True)
+
+
+@torch.inference_mode()
+def test_exactness_given_up() -> None:
+    """The torch tier then runs torch's own attention, and gives the same but for rounding."""
+    targets = [make_target(small_llama().float(), tier="torch", exact=exact) for exact in (None, False)]
+    assert not targets[1].exact
+    assert targets[1].exactness == "torch's own attention was asked for"
+    assert type(targets[0].ops) is not type(targets[1].ops) or not can_pack()
+    ids = torch.arange(40).view(2, 20)
+    logits = [t.forward(Span(ids, np.zeros(2, np.int64)), t.new_cache(2, 20)).logits for t in targets]
+    torch.testing.assert_close(*logits, rtol=0, atol=4e-4)
+
+
+@pytest.mark.skipif(not available(), reason="no C++ compiler with OpenMP")
+def test_the_native_tier_stays_exact() -> None:
+    assert make_target(small_llama().float(), tier="native", exact=False).exact
+
+
+# -- what a pass reads -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tier", ["reference", *FAST])
+def test_weights_of_a_pass(tier: str, tied: bool) -> None:
+    """All matrices and the head, once; not the embedding's rows that nobody looks up."""
+    target = make_target(small_llama(tie_word_embeddings=tied).float(), tier=tier)
+    layer = 32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 64
+    assert target.weight_count == 3 * layer + 257 * 32
+    padding = 3 * 15 * 32 * 4 if tier == "native" else 0  # rows to whole panels of sixteen
+    assert 0 <= target.weight_bytes - 4 * target.weight_count <= padding

@@ -29,7 +29,7 @@ class BenchConfig:
         top_k, top_p, min_p: at temperatures above 0, for every method alike.
         batch: prompts decoded at a time, all of one task.
         seed: prompt i is sampled with seed + i.
-        tier, device, dtype: as for `paceline.load`.
+        tier, device, dtype, exact: as for `paceline.load`.
         progress: a progress bar on stderr.
 
     Raises:
@@ -53,6 +53,7 @@ class BenchConfig:
     tier: str | None = None
     device: str = "cpu"
     dtype: str | None = None
+    exact: bool | None = None
     progress: bool = True
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 The target's logits at one width and at another differ in the last bits, so that two argmaxes may flip where two tokens
 tie. A difference is a *tie* when both candidates are as good as the best within what that noise can do, else *wrong*.
+An exact target has no such noise: there every difference between paceline's own methods is wrong.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def diverge(target: Target, prompt: list[int], plain: list[int], output: list[in
     """Where and how `output` leaves `plain`, the output of plain decoding; they must differ.
 
     Args:
-        allowed: the gap that noise explains. Each of two logits may be off by the noise, so it is twice the noise.
+        allowed: the gap that noise explains. Each of two logits may be off by the noise, so it is twice the noise. At
+            0 nothing is explained, not even equal logits: of equal bits every argmax is the same.
     """
     shared = min(len(plain), len(output))
     position = next((at for at in range(shared) if plain[at] != output[at]), shared)
@@ -88,7 +90,7 @@ def diverge(target: Target, prompt: list[int], plain: list[int], output: list[in
     pair = [plain[position], output[position]]
     logits = next_logits(target, prompt + plain[:position])
     gap = float(logits.max() - logits[pair].min())
-    return Divergence(position, [*pair], gap, "tie" if gap <= allowed else "wrong")
+    return Divergence(position, [*pair], gap, "tie" if gap < allowed else "wrong")
 
 
 @torch.inference_mode()

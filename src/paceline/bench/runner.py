@@ -75,10 +75,11 @@ class _Bench:
         self.config, self.journal = config, journal
         self.names: Sequence[str] = tuple(config.methods)
         source: dict[str, Any] = {"tier": config.tier, "dtype": config.dtype, "device": config.device}
-        self.llm = load(config.model, drafter="none", **source)
+        self.llm = load(config.model, drafter="none", exact=config.exact, **source)
         self.hf_model = cache(self._hf_model)
         self.batches = batches(prompts, config.batch)
-        journal.note(tier=self.llm.target.tier, dtype=str(self.llm.target.dtype).removeprefix("torch."))
+        target = self.llm.target
+        journal.note(tier=target.tier, dtype=str(target.dtype).removeprefix("torch."), exact=target.exact)
         self._check_fits(prompts)
 
     def run(self) -> None:
@@ -207,7 +208,7 @@ class _Bench:
             plain = self.journal.runs[item.key(AR)]
             for name in self.names if item.temperature == 0 else ():
                 outputs = self.journal.runs[item.key(name)].outputs
-                allowed = 2 * self.journal.config["noise"]["hf" if is_baseline(name) else "paceline"]
+                allowed = self._allowed(name)
                 for row, prompt in enumerate(item.prompts):
                     if outputs[row] != plain.outputs[row]:
                         ids = self._encode(item)[row]
@@ -220,6 +221,12 @@ class _Bench:
                             allowed=allowed,
                             **found._asdict(),  # type: ignore[typeddict-item]
                         )
+
+    def _allowed(self, method: str) -> float:
+        """The gap between two logits that noise explains."""
+        if is_baseline(method):
+            return 2 * self.journal.config["noise"]["hf"]
+        return 0.0 if self.llm.target.exact else 2 * self.journal.config["noise"]["paceline"]
 
 
 def _rotated(methods: Sequence[Method], by: int) -> list[Method]:

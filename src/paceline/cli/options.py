@@ -23,8 +23,8 @@ def _option(group: str, *names: str, help: str, **more: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Which model, and how it runs."""
+class Model:
+    """Which model, and on what."""
 
     model: Annotated[str, _option("Model", "--model", "-m", help="Named model, hub id, folder or GGUF file.")] = (
         "smollm2-135m"
@@ -34,25 +34,41 @@ class Source:
         _option("Model", "--dtype", help="Default: float32 on the CPU, else the checkpoint's."),
     ] = None
     device: Annotated[str, _option("Model", "--device", help="As torch names it: cpu, cuda, cuda:1, …")] = "cpu"
-    tier: Annotated[
-        str | None,
-        _option("Model", "--tier", help="reference, torch or native; default torch where it runs the model."),
+    exact: Annotated[
+        bool | None,
+        _option(
+            "Model",
+            "--exact/--no-exact",
+            show_default=False,
+            help="Insist on output that is plain decoding's bit for bit, or take torch's own attention in the torch "
+            "tier. Default: exact where the tier can be, which is in float32 on the CPU.",
+        ),
     ] = None
 
-    def target(self) -> Target:
+    def target(self, tier: str | None = None) -> Target:
         from paceline.targets import load_target
 
-        return load_target(self.model, tier=self.tier, **self._placement())
-
-    def llm(self, method: Method) -> LLM:
-        from paceline.api import load
-
-        return load(self.model, tier=self.tier, **self._placement(), **asdict(method))
+        return load_target(self.model, tier=tier, exact=self.exact, **self._placement())
 
     def _placement(self) -> dict[str, Any]:
         import torch
 
         return {"dtype": getattr(torch, self.dtype) if self.dtype else None, "device": self.device}
+
+
+@dataclass(frozen=True)
+class Source(Model):
+    """Which model, and how it runs."""
+
+    tier: Annotated[
+        str | None,
+        _option("Model", "--tier", help="reference, torch or native; default torch where it runs the model."),
+    ] = None
+
+    def llm(self, method: Method) -> LLM:
+        from paceline.api import load
+
+        return load(self.model, tier=self.tier, exact=self.exact, **self._placement(), **asdict(method))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ TIERS = {
     "torch": "paceline.targets.torch_tier:make_torch_target",  # fused, prepacked, width-independent on CPU
     "native": "paceline.targets.native:NativeTarget",  # C++ for the Llama family on CPU, built on first use
 }
+#: What runs in a tier's place where exactness is given up. The native tier would gain nothing by it.
+INEXACT = {"torch": "paceline.targets.torch_tier:make_inexact_torch_target"}
 #: What a model loaded by name runs on, unless only the reference tier runs it.
 DEFAULT_TIER = "torch"
 
@@ -25,23 +27,33 @@ log = logging.getLogger("paceline")
 
 
 def make_target(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, tier: str = "reference"
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    tier: str = "reference",
+    exact: bool | None = None,
 ) -> Target:
     """A target of a loaded model. Tiers other than "reference" take the model's weights over: it is of no use after.
 
     Where the native tier cannot be built, the torch tier takes its place, and a warning says so.
 
+    Args:
+        exact: True insists on `Target.exact`, False takes torch's own attention in the torch tier; None leaves it to
+            the tier, which is exact wherever it can be.
+
     Raises:
-        OptionError: unknown tier.
+        OptionError: unknown tier, or one that cannot be exact though it must.
         UnsupportedModel: the tier or paceline cannot run this model.
     """
-    check_tier(tier)
-    module, _, function = TIERS[tier].partition(":")
+    check_tier(tier, exact)
+    module, _, function = (TIERS if exact is not False else TIERS | INEXACT)[tier].partition(":")
     try:
-        return getattr(import_module(module), function)(model, tokenizer)
+        target: Target = getattr(import_module(module), function)(model, tokenizer)
     except NativeUnavailable as error:
         log.warning("%s; going on with the torch tier", error)
-        return make_target(model, tokenizer, "torch")
+        return make_target(model, tokenizer, "torch", exact)
+    if exact and not target.exact:
+        raise _not_exact(tier, target.exactness)
+    return target
 
 
 def load_target(
@@ -50,29 +62,41 @@ def load_target(
     dtype: torch.dtype | str | None = None,
     device: str | torch.device = "cpu",
     tier: str | None = None,
+    exact: bool | None = None,
     **options: Any,
 ) -> Target:
     """A target from a named model, hub id or folder; `options` as for `paceline.targets.sources.load_model`.
 
     Args:
         tier: default `DEFAULT_TIER`, or "reference" for models that it does not run.
+        exact: see `make_target`.
     """
     from paceline.targets.sources import load_model  # imports transformers' auto classes, which take seconds
 
-    check_tier(tier or DEFAULT_TIER)  # before a model is loaded
+    check_tier(tier or DEFAULT_TIER, exact)  # before a model is loaded
     model, tokenizer = load_model(name, dtype=dtype, device=device, **options)
     try:
-        return make_target(model, tokenizer, tier or DEFAULT_TIER)
-    except UnsupportedModel:
+        return make_target(model, tokenizer, tier or DEFAULT_TIER, exact)
+    except UnsupportedModel as error:
         if tier is not None:
             raise
-        return make_target(model, tokenizer)
+        if exact:
+            raise UnsupportedModel(f"{error}, which is not exact") from error
+        return make_target(model, tokenizer, exact=exact)
 
 
-def check_tier(tier: str) -> None:
-    """Raises OptionError when there is no such tier."""
+def check_tier(tier: str, exact: bool | None = None) -> None:
+    """Raises OptionError when there is no such tier, or when it is never exact and should be."""
     if tier not in TIERS:
         raise OptionError(f"unknown tier '{tier}'; there are {', '.join(TIERS)}")
+    if exact and tier == "reference":
+        raise _not_exact(tier, Target.exactness)
+
+
+def _not_exact(tier: str, why: str) -> OptionError:
+    return OptionError(
+        f"the {tier} tier cannot be exact here ({why}): the torch and native tiers are, in float32 on CPU"
+    )
 
 
 __all__ = ["DEFAULT_TIER", "TIERS", "Target", "as_target", "check_tier", "load_target", "make_target"]

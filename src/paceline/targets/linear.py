@@ -21,6 +21,10 @@ class PlainLinear:
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None) -> None:
         self.weight, self.bias = weight, bias
 
+    @property
+    def bytes(self) -> int:
+        return self.weight.nbytes
+
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         return functional.linear(x, self.weight, self.bias)
 
@@ -34,6 +38,7 @@ class PackedLinear:
         self.shape = tuple(weight.shape)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self.bias = None if bias is None else bias.clone()
+        self.bytes = weight.nbytes
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.errors import ContextOverflow, UnsupportedModel
@@ -33,7 +33,8 @@ class Target(ABC):
 
     `has_blocks` says whether `embed`, `layers` and `head` work one by one; without them only `forward` does.
     `exact` promises that a token's result has the same bits whatever the width of the pass, so that greedy output is
-    plain decoding's bit for bit.
+    plain decoding's bit for bit; `exactness` says in a few words why it does, or does not.
+    `weight_count` is the number of weights that every pass multiplies by, `weight_bytes` what they take as stored.
     Layers are numbered as in the model; "tap i" is the hidden state entering layer i, so tap `num_layers` is the
     input of the final norm.
     """
@@ -41,6 +42,7 @@ class Target(ABC):
     has_blocks = True
     tier = "reference"
     exact = False
+    exactness = "the order in which torch's operations sum depends on the width of the pass"
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         config = model.config.get_text_config()
@@ -52,6 +54,9 @@ class Target(ABC):
         rope = getattr(config, "rope_parameters", None) or {}
         if rope.get("rope_type") == "longrope":  # a pass beyond this length turns all its positions another way
             self.context = min(self.context, rope["original_max_position_embeddings"])
+        matrices = _matrices(model)
+        self.weight_count = sum(weight.numel() for weight in matrices)
+        self.weight_bytes = sum(weight.nbytes for weight in matrices)
 
     @property
     def eos(self) -> tuple[int, ...]:
@@ -289,6 +294,13 @@ class WholeTarget(Target):
             raise UnsupportedModel(
                 f"{self.config.model_type} models do not honour a tree mask and positions: drafts cannot be verified"
             )
+
+
+def _matrices(model: PreTrainedModel) -> list[Tensor]:
+    """The weights a pass reads in full: not the tables it looks rows up in, nor vectors, which weigh nothing."""
+    output = getattr(model.get_output_embeddings(), "weight", None)
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)} - {id(output)}
+    return [weight for weight in model.parameters() if weight.dim() > 1 and id(weight) not in tables]
 
 
 def _refuse_windows(model: PreTrainedModel) -> None:

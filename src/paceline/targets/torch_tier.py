@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.targets import fused
 from paceline.targets.cache import CacheShape, KVCache
-from paceline.targets.fused import Weights
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, is_width_independent
 from paceline.targets.plain_ops import PlainOps
 from paceline.targets.rope import RopeTables
@@ -22,17 +22,26 @@ from paceline.targets.target import Target, as_target
 
 class TorchTarget(Target):
     """Llama-like and GPT-NeoX models. On CPU in float32 a token's result does not depend on the pass it is part of,
-    to the last bit (`exact`): chunks, trees and batches give what one token at a time gives."""
+    to the last bit (`exact`): chunks, trees and batches give what one token at a time gives.
+
+    Args:
+        exact: False leaves what lies between the matrix products to torch's own operations there, too.
+    """
 
     tier = "torch"
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, exact: bool = True
+    ) -> None:
         super().__init__(model, tokenizer)
         pack = self.device.type == "cpu" and self.dtype == torch.float32 and can_pack()
         self.weights = weights = fused.absorb(model, PackedLinear if pack else PlainLinear)
         rope = RopeTables(weights.rotary, self.dtype, self.device, self.context)
-        self.ops: Any = _operations(weights)(weights.shape, rope, self.context)
+        why_not = _why_not(self) if exact else "torch's own attention was asked for"
+        self.ops: Any = _operations(exact=not why_not)(weights.shape, rope, self.context)
         self.exact: bool = self.ops.exact
+        self.exactness = why_not or "prepacked products and attention sum in an order that no other token changes"
+        self.weight_bytes = sum(linear.bytes for linear in weights.linears)
         self._plan: Any = None
 
     def cache_shape(self) -> CacheShape:
@@ -82,21 +91,35 @@ class TorchTarget(Target):
         return self._plan[2]
 
 
-def _operations(weights: Weights) -> Any:
-    """The exact operations where every linear's rows keep their bits at any width, else torch's own."""
-    shapes = {linear.shape: linear for linear in weights.linears if isinstance(linear, PackedLinear)}
-    if shapes and all(map(is_width_independent, shapes.values())):
-        from paceline.targets import team  # numba takes half a second to import
+def _why_not(target: TorchTarget) -> str:
+    """Why the pass cannot be exact; empty where it can."""
+    if target.device.type != "cpu" or target.dtype != torch.float32:
+        return f"{str(target.dtype).removeprefix('torch.')} on {target.device.type}: only float32 on the CPU is"
+    shapes = {linear.shape: linear for linear in target.weights.linears if isinstance(linear, PackedLinear)}
+    if not shapes:
+        return "this torch has no prepacked products for this CPU"
+    if not all(map(is_width_independent, shapes.values())):
+        return "this CPU's prepacked products depend on the width of the pass"
+    from paceline.targets import team  # numba takes half a second to import
 
-        if team.available():
-            from paceline.targets.exact_ops import ExactOps
-
-            return ExactOps
-    return PlainOps
+    return "" if team.available() else "this torch's threads cannot run the exact attention"
 
 
-def make_torch_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Target:
+def _operations(exact: bool) -> Any:
+    if not exact:
+        return PlainOps
+    from paceline.targets.exact_ops import ExactOps
+
+    return ExactOps
+
+
+def make_torch_target(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, exact: bool = True
+) -> Target:
     """A target that takes the model's weights over: its own forward raises ModelError from now on.
+
+    Args:
+        exact: see `TorchTarget`.
 
     Raises:
         UnsupportedModel: a family, activation or other feature that only the reference tier runs.
@@ -107,4 +130,8 @@ def make_torch_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         from paceline.targets.cuda_graphs import GraphTarget
 
         return GraphTarget(model, tokenizer)
-    return TorchTarget(model, tokenizer)
+    return TorchTarget(model, tokenizer, exact)
+
+
+#: Torch's own operations throughout, though results then depend on the width of the pass.
+make_inexact_torch_target = partial(make_torch_target, exact=False)

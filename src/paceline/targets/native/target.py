@@ -46,6 +46,7 @@ class NativeTarget(Target):
 
     tier = "native"
     exact = True
+    exactness = "every sum has one fixed order"
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, storage: str = "auto"
@@ -59,6 +60,7 @@ class NativeTarget(Target):
         self._rope = RopeTables(model.model.rotary_emb, self.dtype, self.device, self.context)
         self._norm = model.model.norm.weight.detach().float()
         self.native, self._embedding = self._pack(model, storage)
+        self.weight_bytes = sum(matrix.bytes for matrix in self.native.matrices)
 
     # -- the block view --------------------------------------------------------------------------------------------
     def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]:
