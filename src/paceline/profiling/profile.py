@@ -1,0 +1,146 @@
+"""A profile: everything measured of one target on one machine, kept in the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.drafters.base import Drafter
+from paceline.profiling.roofline import Roofline, measure_roofline, pass_cost
+from paceline.profiling.timing import WIDTHS, Passes, Timing, compare_drafts, compare_passes
+from paceline.registry import require
+from paceline.targets import Target, store
+from paceline.version import __version__
+
+
+@dataclass(frozen=True)
+class PassProfile(Timing):
+    """T(k), what the pass needs (see `PassCost`), and `floor`, the least seconds it could take by the roofline."""
+
+    weight_bytes: int
+    cache_bytes: int
+    flops: int
+    floor: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Attributes:
+    exact, exactness: as of the target.
+    noise: largest difference of a logit of the same token between widths, as measured; 0 if the target is exact.
+    passes: by width k, one pass over k new tokens behind `context` committed ones, batch 1.
+    drafts: by drafter, one drafted token. None: it proposed nothing on the text it was measured on.
+    """
+
+    model: str
+    tier: str
+    device: str
+    dtype: str
+    threads: int
+    context: int
+    exact: bool
+    exactness: str
+    noise: float
+    roofline: Roofline
+    passes: dict[int, PassProfile]
+    drafts: dict[str, Timing | None] = field(default_factory=dict)
+    machine: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs")
+    versions: dict[str, str] = field(default_factory=lambda: {"paceline": __version__, "torch": torch.__version__})
+    measured: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def path(self) -> Path:
+        """Where `save` puts it: a file for each of the settings that costs depend on."""
+        exact = "exact" if self.exact else "inexact"
+        settings = self.model, self.device, self.dtype, exact, self.tier, str(self.threads)
+        name = "-".join(re.sub(r"[^\w.-]+", "-", setting).strip("-.") for setting in settings)
+        return store.root() / "profiles" / f"{name}.json"
+
+    def save(self) -> Path:
+        """Write it, whole or not at all. Raises ModelError when the cache cannot be written."""
+        with store.disk_errors(self.path.parent):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".partial", delete=False) as file:
+                try:
+                    json.dump(self.as_dict(), file, indent=1)
+                    file.close()
+                    os.replace(file.name, self.path)
+                except BaseException:
+                    os.unlink(file.name)
+                    raise
+        return self.path
+
+
+def measure(
+    targets: Sequence[Target],
+    model: str,
+    *,
+    context: int = 256,
+    repeats: int = 15,
+    drafters: Mapping[str, Callable[[Target], Drafter]] | None = None,
+    widths: Sequence[int] = WIDTHS,
+) -> list[Profile]:
+    """Profile targets of one model, such as its tiers, side by side.
+
+    Args:
+        model: the name to report.
+        context: committed tokens in front of every pass.
+        drafters: what makes each drafter, by the name to report it under.
+
+    Raises:
+        ContextOverflow: context and pass do not fit the model's.
+        OptionError: context or repeats below 1.
+    """
+    require(context >= 1, f"context must be at least 1 token, not {context}")
+    require(repeats >= 1, f"repeats must be at least 1, not {repeats}")
+    for target in targets:
+        target.check_fits(context, max(widths))
+    kinds = {(target.device, target.dtype) for target in targets}
+    before = {kind: measure_roofline(*kind) for kind in kinds}
+    passes = compare_passes(targets, widths, context, repeats)
+    names = list(drafters or {})
+    made = [make(target) for target in targets for make in (drafters or {}).values()]
+    drafts = iter(compare_drafts(made, context, repeats))
+    roofs = {kind: measure_roofline(*kind).or_better(roof) for kind, roof in before.items()}
+    return [
+        _assemble(
+            target, model, context, found, {name: next(drafts) for name in names}, roofs[target.device, target.dtype]
+        )
+        for target, found in zip(targets, passes, strict=True)
+    ]
+
+
+def _assemble(
+    target: Target, model: str, context: int, passes: Passes, drafts: dict[str, Timing | None], roof: Roofline
+) -> Profile:
+    costs = {width: pass_cost(target, width, context) for width in passes.timings}
+    return Profile(
+        model=model,
+        tier=target.tier,
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        context=context,
+        exact=target.exact,
+        exactness=target.exactness,
+        noise=passes.noise,
+        roofline=roof,
+        passes={
+            width: PassProfile(**vars(timing), **vars(costs[width]), floor=roof.floor(costs[width]))
+            for width, timing in passes.timings.items()
+        },
+        drafts=drafts,
+    )
