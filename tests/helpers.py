@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
+from torch import nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
 from paceline.drafters.base import Drafter, Row
@@ -17,6 +19,8 @@ from paceline.targets.target import Target
 
 #: p-value under which a distribution counts as wrong: false alarms are as good as impossible, and seeds are fixed.
 SIGNIFICANCE = 1e-4
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,7 +51,7 @@ def small_neox(seed: int = 0, **config: object) -> GPTNeoXForCausalLM:
     return model.double().eval()
 
 
-def perturbed(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrainedModel:
+def perturbed(model: Model, noise: float, seed: int = 1) -> Model:
     """The model with noise on its weights, in place: a draft model that is right now and then."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

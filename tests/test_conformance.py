@@ -14,6 +14,8 @@ import predictor_files
 from helpers import Oracle, hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline import DRAFTERS, LLM, POLICIES
 from paceline.decoding.request import VERIFIERS
+from paceline.drafters.datastore import build as build_datastore
+from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import OptionError
 from paceline.registry import Spec
 from tiny import byte_tokenizer, small_llama
@@ -23,7 +25,18 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {"llama": small_llama, "gpt_n
 #: Options of drafters that cannot do without; the folder is that of a draft model that is right now and then.
 OPTIONS: dict[str, Callable[[Path], str]] = {
     "draft-model": lambda folder: f":model={folder}",
+    "early-exit": lambda folder: f":head={folder / 'exit'}",
+    "rest": lambda folder: f":datastore={datastore(folder / 'rest')}",
+    "merge": lambda folder: f":drafters=draft-model;model={folder}|suffix|trigram;budget=8|lookahead;window=2;level=3",
 }
+
+
+def datastore(folder: Path) -> Path:
+    (folder / "corpus").mkdir(parents=True)
+    (folder / "corpus" / "text").write_bytes(bytes(range(1, 128)) * 3 + bytes([1, 2, 3, 4, 5, 6, 7]) * 9)
+    build_datastore(byte_tokenizer(), [folder / "corpus" / "text"], folder)
+    return folder
+
 
 #: Policies that cannot do without a predictor get one that says now this, now that.
 TRAINED = ("specdec++", "disco")
@@ -52,6 +65,8 @@ class World:
         draft = perturbed(MODELS[name](), noise=0.05)
         draft.save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)
+        head = ExitHead.from_target(self.model, 1, exit_layers=2, tokens=range(240))
+        perturbed(head, noise=0.05).save(folder / "exit")
         self.predictors = predictor_files.write(folder)
         self.plain = paceline.load(self.model, drafter="none", tokenizer=byte_tokenizer())
         self.made: dict[str, LLM] = {}

@@ -170,8 +170,18 @@ class ExitHead(nn.Module):
             positions: 0, 1, ... by default.
             mask: 1 for tokens, 0 for padding.
         """
+        return self.outputs(self.states(hidden, positions, mask))
+
+    def states(
+        self, hidden: Float[Tensor, "batch tokens hidden"], positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """The first half of `forward`: what enters the output matrix."""
         out = self.decoder(inputs_embeds=hidden, position_ids=positions, attention_mask=mask, use_cache=False)
-        logits = self.lm.get_output_embeddings()(out.last_hidden_state)
+        return out.last_hidden_state
+
+    def outputs(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        """The second half, for the positions that have something to learn."""
+        logits = self.lm.get_output_embeddings()(states)
         return logits if self.lift is None else self.lift(logits)
 
     def labels(self, ids: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
@@ -222,23 +232,26 @@ class ExitHead(nn.Module):
                 raise CheckpointError(f"{folder / WEIGHTS} is damaged: its hash is not the one that {CONFIG} tells")
             tensors = load_file(folder / WEIGHTS)
             head = cls(HeadConfig(**facts), tensors.pop(FINGERPRINT), tensors.get("tokens"))
-            head.load_state_dict(tensors)
+            head.load_state_dict(tensors, assign=True)
         except OSError as error:
             raise CheckpointError(f"cannot read {folder / WEIGHTS}: {error.strerror}") from error
         except (SafetensorError, TypeError, KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{folder} holds no complete exit head: {' '.join(str(error).split())}") from error
-        if target is not None:
-            head._check(_with_blocks(target), folder)
-            head.place(target.device, target.dtype)
-        return head.eval()
+        return head.eval() if target is None else head.check(target, f"in {folder}")
 
-    def _check(self, target: Target, folder: Path) -> None:
+    def check(self, target: Target, where: str = "given") -> ExitHead:
+        """Itself in eval mode, on the target's device and in its dtype.
+
+        Raises CheckpointMismatch when it was made for another model.
+        """
         start = self.config.start
-        if start >= target.num_layers or not is_same(probe(target, start), self.fingerprint):
+        fits = start < _with_blocks(target).num_layers
+        if not fits or not is_same(probe(target, start), self.fingerprint):
             raise CheckpointMismatch(
-                f"the exit head in {folder} was made for {self.config.target}: "
+                f"the exit head {where} was made for {self.config.target}: "
                 f"{target.name} is another model, or another revision of it"
             )
+        return self.place(target.device, target.dtype).eval()
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""EESD's drafter (Liu et al., 2024, section 3.1): the target's first N layers and an exit head draft, and the target's
+pass goes on from layer N."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.drafters.base import AutoregressiveDrafter, Row, Step
+from paceline.drafters.early_exit.beam import Beam
+from paceline.drafters.early_exit.exit import Exit
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.drafters.early_exit.locate import find_head
+from paceline.drafters.tree import TokenTree, tree_span
+from paceline.errors import UnsupportedModel
+from paceline.registry import require
+from paceline.targets.cache import KVCache
+from paceline.targets.span import Span
+from paceline.targets.target import PassOutput, Target
+
+
+class EarlyExit(AutoregressiveDrafter):
+    """The first N layers run over a token when it is drafted from, on the target's own cache, at the slot where the
+    target's pass wants it. The pass runs them only over what was not drafted from: of a chain the last token.
+
+    Args:
+        head: folder of the exit head, or (from Python) an `ExitHead`, which is taken over; "auto": the one trained on
+            this machine for this model, or else the one that comes with paceline.
+        tree: 1: a chain. Above: a tree of the `tree` likeliest tokens behind each of the `tree` likeliest nodes of a
+            level; chosen, not drawn, even where the output is sampled.
+        nodes: most nodes of a tree.
+    """
+
+    default_policy = "beta-ts"
+    source = "early-exit"
+
+    def __init__(self, target: Target, *, head: str = "auto", tree: int = 1, nodes: int = 16) -> None:
+        super().__init__(target)
+        require(tree >= 1, f"early-exit: tree must be >= 1, not {tree}")
+        require(nodes >= 1, f"early-exit: nodes must be >= 1, not {nodes}")
+        if not target.has_blocks:
+            raise UnsupportedModel(f"early-exit needs a model whose layers run one by one; {target.name} is not one")
+        if isinstance(head, ExitHead):
+            made = head.check(target)
+        else:
+            folder = find_head(target) if head == "auto" else Path(head)
+            made, self.predictors = ExitHead.load(folder, target), folder
+        self.layers, self.tokens = made.config.start, made.tokens
+        self.tree, self.nodes = min(tree, made.config.vocab), nodes
+        self.taps = (self.layers,)
+        self.hidden_width = target.config.hidden_size
+        self.exit = Exit(made, target)
+        self.cache: KVCache
+        self._entered: list[Tensor] = []  # hidden states behind the first N layers, of this round's nodes in order
+
+    def max_nodes(self, depth: int) -> int:
+        return depth if self.tree == 1 else self.nodes
+
+    def start(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.exit.start(cache.batch, cache.capacity)
+
+    def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
+        self.exit.begin(row, hidden[self.layers])
+
+    def move(self, source: int, target: int) -> None:
+        self.exit.cache.move(source, target)
+
+    # -- drafting --------------------------------------------------------------------------------------------------
+    @torch.inference_mode()
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        self._entered = []
+        trees = super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
+        entered = sum(hidden.shape[1] for hidden in self._entered)
+        for row, tree in zip(rows, trees, strict=True):
+            row.state.read = min(entered, len(tree))
+        return trees
+
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
+        # A row that stopped has its last token run again further behind, where nothing sees it.
+        ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
+        hidden = self._exit(rows, Span(ids, self.cache.lengths[: len(rows)].copy(), offset=depth))
+        return Step(self.exit.logits(hidden)[:, 0], hidden[:, 0])
+
+    def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
+        beams = [Beam(row.ids[-1], self.tree, self.nodes, self.source) for row in rows]
+        trees = [beam.tree for beam in beams]
+        growing = [row for row in rows if row.room > 0 and row.policy.more(0)]
+        depth, at = 0, 0
+        while growing:
+            # All rows go on by as many nodes at a time: those of a row that stopped are its leaves, then padding.
+            stop = at + len(beams[growing[0].slot].newest)
+            span = tree_span(trees, self.cache.lengths[: len(rows)], self.target.device)
+            hidden = self._exit(rows, span.part(at, stop))
+            logits = self.exit.logits(hidden)
+            growing = [row for row in growing if self._grow(row, beams[row.slot], logits[row.slot], hidden, depth)]
+            depth, at = depth + 1, stop
+        return trees
+
+    def _grow(self, row: Row, beam: Beam, logits: Float[Tensor, "width tokens"], hidden: Tensor, depth: int) -> bool:
+        """Add a level to a row's tree unless the policy stops; True if the row wants yet another."""
+        path = [beam.tree.tokens[node] for node in beam.tree.path(beam.newest[0])[1:]]
+        q = row.distribution(self.widen(logits[0]), path) if row.policy.reads_q else None
+        keep = row.policy.keep(q, depth, hidden[row.slot, 0])
+        if keep:
+            scores, best = logits.log_softmax(-1).topk(self.tree)
+            beam.propose((best if self.tokens is None else self.tokens[best]).tolist(), scores.tolist())
+        if keep and beam.has_room and depth + 1 < row.room and row.policy.more(depth + 1):
+            beam.descend()
+            return True
+        beam.finish()
+        return False
+
+    def _exit(self, rows: Sequence[Row], span: Span) -> Float[Tensor, "batch width hidden"]:
+        """The first N layers and those of the exit head over nodes of the trees."""
+        hidden = self._enter(span, self.cache.rows(0, len(rows)))
+        self._entered.append(hidden)
+        return self.exit.nodes(hidden, span) if span.offset else self.exit.root(rows, hidden)
+
+    # -- verification ----------------------------------------------------------------------------------------------
+    def enter(
+        self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
+    ) -> tuple[int, Float[Tensor, "batch width hidden"]]:
+        left = [row.state.read for row, tree in zip(rows, trees, strict=True) if row.state.read < len(tree)]
+        first = min(left, default=span.width)
+        hidden = [torch.cat(self._entered, 1)[:, :first]] if first else []
+        if first < span.width:
+            hidden.append(self._enter(span.part(first, span.width), cache))
+        return self.layers, torch.cat(hidden, 1)
+
+    def _enter(self, span: Span, cache: KVCache) -> Float[Tensor, "batch width hidden"]:
+        return self.target.layers(self.target.embed(span), span, cache, 0, self.layers)
+
+    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        self.exit.commit(row, path, out.taps[self.layers])

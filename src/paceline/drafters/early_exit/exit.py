@@ -1,0 +1,103 @@
+"""The exit head at work: its layers on a KV cache of their own, which follows the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from paceline.drafters.base import Row
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.targets import make_target
+from paceline.targets.cache import KVCache
+from paceline.targets.linear import PackedLinear, PlainLinear, can_pack
+from paceline.targets.span import Span
+from paceline.targets.target import PREFILL_CHUNK, Target
+
+
+@dataclass
+class Progress:
+    """A request's state: how far the exit layers have come.
+
+    Attributes:
+        waiting: hidden states `[tokens, hidden]` of committed tokens that only the target has read.
+        read: how many nodes of this round's tree the exit layers have read, the first ones.
+    """
+
+    waiting: list[Tensor] = field(default_factory=list)
+    read: int = 0
+
+
+class Exit:
+    """Exit layers and output matrix behind the block view of the target's own tier.
+
+    The cache's rows lag behind the target's by what waits in `row.state`, a `Progress`, until the row's next draft.
+    From then until the end of the round both caches have the same slots.
+    """
+
+    def __init__(self, head: ExitHead, target: Target) -> None:
+        lm, self.layers = head.lm, head.config.exit_layers
+        # Tiers take over whole models; this one is entered behind its embedding.
+        lm.set_input_embeddings(nn.Embedding(1, lm.config.hidden_size, dtype=target.dtype, device=target.device))
+        self.model = make_target(lm, tier=target.tier if self.layers else "torch")
+        self._lift = None if head.lift is None else _linear(head.lift.weight.detach())
+        self.cache: KVCache
+
+    def start(self, batch: int, capacity: int) -> None:
+        self.cache = self.model.new_cache(batch, capacity)
+
+    def begin(self, row: Row, hidden: Float[Tensor, "tokens hidden"]) -> None:
+        """A request joins with its prompt's hidden states."""
+        self.cache.lengths[row.slot] = 0
+        self._read(row, hidden)
+        row.state = Progress()
+
+    def root(self, rows: Sequence[Row], hidden: Float[Tensor, "batch 1 hidden"]) -> Float[Tensor, "batch 1 hidden"]:
+        """The layers over the roots, and over what waits before them."""
+        waiting = [torch.cat([hidden[0, :0], *row.state.waiting]) for row in rows]
+        for row, tokens in zip(rows, waiting, strict=True):
+            self._read(row, tokens[:-1])  # one token is read along with the root: a round's last accepted, as a rule
+            row.state.waiting = []
+        news = [torch.cat([tokens[-1:], hidden[row.slot]]) for row, tokens in zip(rows, waiting, strict=True)]
+        last = torch.tensor([len(new) - 1 for new in news], device=hidden.device)
+        padded = nn.utils.rnn.pad_sequence(news, batch_first=True)
+        cache = self.cache.rows(0, len(rows))
+        out = self._layers(padded, cache, cache.lengths.copy())
+        cache.lengths += last.cpu().numpy()
+        return out[torch.arange(len(rows), device=hidden.device), last][:, None]
+
+    def nodes(self, hidden: Float[Tensor, "batch width hidden"], span: Span) -> Float[Tensor, "batch width hidden"]:
+        """The layers over further nodes of the draft region, at the target's span."""
+        return self.model.layers(hidden, span, self.cache.rows(0, span.batch), 0, self.layers)
+
+    def logits(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows tokens"]:
+        """Norm and output matrix."""
+        logits = self.model.head(hidden)
+        return logits if self._lift is None else self._lift(logits.flatten(0, -2)).view(*hidden.shape[:-1], -1)
+
+    def commit(self, row: Row, path: list[int], hidden: Float[Tensor, "nodes hidden"]) -> None:
+        """The accepted nodes of a round, root first, and the hidden states of all its nodes."""
+        read = [node for node in path if node < row.state.read]  # a node is read before its children
+        self.cache.rows(row.slot, row.slot + 1).commit([read])
+        if len(read) < len(path):
+            row.state.waiting.append(hidden[path[len(read) :]])
+
+    def _read(self, row: Row, hidden: Float[Tensor, "tokens hidden"]) -> None:
+        own = self.cache.rows(row.slot, row.slot + 1)
+        for at in range(0, len(hidden), PREFILL_CHUNK):
+            piece = hidden[at : at + PREFILL_CHUNK]
+            self._layers(piece[None], own, own.lengths.copy())
+            own.lengths += len(piece)
+
+    def _layers(self, hidden: Tensor, cache: KVCache, starts: np.ndarray) -> Tensor:
+        ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)  # for their shape
+        return self.model.layers(hidden, Span(ids, starts), cache, 0, self.layers)
+
+
+def _linear(weight: Float[Tensor, "out in"]) -> PackedLinear | PlainLinear:
+    fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and can_pack()
+    return (PackedLinear if fits else PlainLinear)(weight)

@@ -1,0 +1,98 @@
+"""An exit head as a model of its own: the target's first N layers, the exit layers, norm and output matrix are a plain
+Hugging Face model of N + E layers, for drafting without shared layers: here, in transformers or in vLLM."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.errors import DiskFull
+from paceline.registry import require
+from paceline.targets.families import FAMILIES
+from paceline.targets.store import is_full
+from paceline.targets.target import as_target
+
+
+def export_draft_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, head: ExitHead, out: Path
+) -> PreTrainedModel:
+    """Write the draft model and its tokenizer to the new folder `out`, which appears complete or not at all.
+
+    Raises:
+        OptionError: there is something in `out`.
+        CheckpointMismatch: the head was made for another model.
+        DiskFull: there is no room.
+    """
+    require(not out.exists() or not any(out.iterdir()), f"{out} is not empty: name a new folder")
+    head.check(as_target(model))
+    draft = draft_model(model, head)
+    partial = out.absolute().with_name(f".{out.absolute().name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    try:
+        partial.mkdir(parents=True)
+        draft.save_pretrained(partial)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        os.replace(partial, out)
+    except Exception as error:
+        if is_full(error):
+            raise DiskFull(f"the disk of {out} is full") from error
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return draft
+
+
+def draft_model(model: PreTrainedModel, head: ExitHead) -> PreTrainedModel:
+    """The draft model, sharing the weights of both; only good for saving."""
+    start, layers = head.config.start, head.config.start + head.config.exit_layers
+    config: Any = copy.deepcopy(model.config)
+    config.num_hidden_layers, config.tie_word_embeddings = layers, False
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]  # all alike: other models are refused
+    with torch.device("meta"):
+        draft = type(model)(config)
+    family = FAMILIES[config.model_type]
+    own, exits = f"{family.decoder}.layers.", head.lm.state_dict()
+    inputs, outputs = (
+        next(name for name, part in model.named_modules() if part is embeddings)
+        for embeddings in (model.get_input_embeddings(), model.get_output_embeddings())
+    )
+    kept = tuple(f"{own}{layer}." for layer in range(start))
+    state = {name: weight for name, weight in model.state_dict().items() if name.startswith((inputs, *kept))}
+    for name, weight in exits.items():
+        if name.startswith(own):
+            layer, _, rest = name.removeprefix(own).partition(".")
+            state[f"{own}{start + int(layer)}.{rest}"] = weight
+        elif name.startswith(f"{family.decoder}."):  # the norm
+            state[name] = weight
+    state[f"{outputs}.weight"] = output_matrix(head, model.get_output_embeddings().weight.shape[0])
+    draft.load_state_dict(state, assign=True)
+    draft.generation_config = model.generation_config
+    return draft
+
+
+@torch.no_grad()
+def output_matrix(head: ExitHead, vocab: int) -> Float[Tensor, "vocab hidden"]:
+    """The head's output matrix in full.
+
+    A row that a trimmed head does not have is the mean of those it has: its logit is the mean logit, never the
+    largest, so that greedy drafts stay what they are. (A matrix has no logit of minus infinity.)
+    """
+    matrix = head.lm.get_output_embeddings().weight
+    if head.lift is not None:
+        matrix = head.lift.weight @ matrix
+    if head.tokens is None:
+        return matrix
+    full = matrix.double().mean(0).to(matrix.dtype).repeat(vocab, 1)
+    full[head.tokens] = matrix
+    return full
