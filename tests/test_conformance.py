@@ -14,6 +14,7 @@ import predictor_files
 from helpers import Oracle, hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline import DRAFTERS, LLM, POLICIES
 from paceline.decoding.request import VERIFIERS
+from paceline.drafters.datastore import build as build_datastore
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import OptionError
 from paceline.registry import Spec
@@ -25,7 +26,17 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {"llama": small_llama, "gpt_n
 OPTIONS: dict[str, Callable[[Path], str]] = {
     "draft-model": lambda folder: f":model={folder}",
     "early-exit": lambda folder: f":head={folder / 'exit'}",
+    "rest": lambda folder: f":datastore={datastore(folder / 'rest')}",
+    "merge": lambda folder: f":drafters=draft-model;model={folder}|suffix|trigram;budget=8|lookahead;window=2;level=3",
 }
+
+
+def datastore(folder: Path) -> Path:
+    (folder / "corpus").mkdir(parents=True)
+    (folder / "corpus" / "text").write_bytes(bytes(range(1, 128)) * 3 + bytes([1, 2, 3, 4, 5, 6, 7]) * 9)
+    build_datastore(byte_tokenizer(), [folder / "corpus" / "text"], folder)
+    return folder
+
 
 #: Policies that cannot do without a predictor get one that says now this, now that.
 TRAINED = ("specdec++", "disco")

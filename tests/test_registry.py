@@ -80,7 +80,7 @@ def test_dashes_in_options() -> None:
 
 
 def test_options_are_the_keyword_arguments() -> None:
-    assert set(DRAFTERS.options("prompt-lookup")) == {"ngram", "shortest", "branches"}
+    assert set(DRAFTERS.options("prompt-lookup")) == {"ngram", "shortest", "branches", "budget"}
     assert DRAFTERS.options("none") == {}
     with pytest.raises(OptionError, match="it takes none"):
         DRAFTERS.parse("none:k=1")

@@ -84,7 +84,8 @@ def test_options_reach_the_library(run, tiny_model_dir, llm, words):
     )
     told = json.loads(run("generate", PROMPT, "-m", tiny_model_dir, "-n", 12, "--json", *words).out)
     assert told["tokens"] == want.tokens
-    assert told["stats"]["drafted"] == want.stats.drafted
+    if "--policy" in words:  # how much else is drafted depends on measured costs
+        assert told["stats"]["drafted"] == want.stats.drafted == 0
 
 
 def test_sampling_options_reach_the_library(run, tiny_model_dir, llm):

@@ -21,11 +21,14 @@ from paceline.decoding.sampling import SamplingParams
 from paceline.decoding.verify import Outcome, chain_rejection, sample_match, tree_rejection
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import AutoregressiveDrafter, Drafter
+from paceline.drafters.datastore import Datastore
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.early_exit.drafter import EarlyExit
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.layer_skip import LayerSkip
 from paceline.drafters.lookahead import Lookahead
+from paceline.drafters.merge import Merge
+from paceline.drafters.rest import Rest
 from paceline.drafters.tree import TokenTree
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
@@ -268,11 +271,24 @@ MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
     "draft-model": lambda target, other: DraftModel(target, model=other),
     "early-exit": lambda target, _: EarlyExit(target, head=ExitHead.from_target(target.model, 1, tokens=range(6))),
     "lookahead": lambda target, _: Lookahead(target, level=2),  # outputs of three tokens are too short for more
+    "rest": lambda target, _: Rest(target, datastore=datastore(), shortest=1, budget=5),
+    "merge": lambda target, other: Merge(
+        target, drafters=[DraftModel(target, model=other), Rest(target, datastore=datastore(), shortest=1)], budget=5
+    ),
 }
+#: Hundreds of requests a pass: no candidate would be worth verifying.
+FIXED = ("prompt-lookup", "suffix", "recycling", "trigram")
+
+
+def datastore() -> Datastore:
+    tokens = np.random.default_rng(0).integers(0, TOKENS, 60).astype(np.uint16)
+    suffixes = sorted(range(len(tokens)), key=lambda start: tokens[start:].tolist())
+    return Datastore(tokens, np.array(suffixes, np.uint32), TOKENS)
 
 
 def make(name: str, target: BlockTarget, other: BlockTarget) -> Drafter:
-    return MAKE[name](target, other) if name in MAKE else DRAFTERS.get(name)(target)
+    options = {"budget": 8} if name in FIXED else {}
+    return MAKE[name](target, other) if name in MAKE else DRAFTERS.get(name)(target, **options)
 
 
 def exact(target: BlockTarget, params: SamplingParams) -> np.ndarray:

@@ -33,7 +33,9 @@ def test_index_is_a_search(ids: list[int], steps: list[int], longest: int, keep:
         length = min(length + step, len(ids))
         index.extend(ids[:length])
         for shortest in range(1, longest + 1):
-            assert index.matches(ids[:length], shortest) == found(ids[:length], longest, shortest)[:keep]
+            matched, ends = index.matches(ids[:length], shortest)
+            assert ends == found(ids[:length], longest, shortest)[:keep]
+            assert all(ids[end - matched : end] == ids[length - matched : length] for end in ends)
 
 
 def row(ids: list[int], room: int = 9, k: int = 4) -> SimpleNamespace:
@@ -41,7 +43,7 @@ def row(ids: list[int], room: int = 9, k: int = 4) -> SimpleNamespace:
 
 
 def lookup(ids: list[int], room: int = 9, k: int = 4, **options: int):
-    drafter = PromptLookup(None, **options)
+    drafter = PromptLookup(None, **{"budget": 32, **options})
     made = row(ids, room, k)
     drafter.begin(made, {})
     [tree] = drafter.draft([made])
@@ -79,7 +81,7 @@ def test_branches() -> None:
         [5],
         [5, 0],
     ]
-    assert tree.drafted <= PromptLookup(None, branches=3).max_nodes(2)
+    assert tree.drafted <= PromptLookup(None, branches=3, budget=32).max_nodes(2)
 
 
 def test_no_match() -> None:
@@ -92,10 +94,12 @@ def test_no_match() -> None:
 def test_never_too_long(ids: list[int], room: int, k: int, branches: int) -> None:
     tree = lookup(ids, room, k, branches=branches)
     assert tree.depth <= min(room, k)
-    assert tree.drafted <= PromptLookup(None, branches=branches).max_nodes(k)
+    assert tree.drafted <= PromptLookup(None, branches=branches, budget=32).max_nodes(k)
 
 
-@pytest.mark.parametrize("bad", [{"ngram": 0}, {"shortest": 0}, {"ngram": 2, "shortest": 3}, {"branches": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"ngram": 0}, {"shortest": 0}, {"ngram": 2, "shortest": 3}, {"branches": 0}, {"budget": 0}]
+)
 def test_out_of_range(bad: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match="prompt-lookup"):
-        PromptLookup(None, **bad)
+    with pytest.raises(OptionError, match=r"prompt-lookup|budget"):
+        PromptLookup(None, **{"budget": 8, **bad})

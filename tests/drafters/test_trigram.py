@@ -23,12 +23,12 @@ from paceline.targets import Target, as_target
 from tiny import byte_tokenizer
 
 METHODS = [
-    "trigram:nodes=24",
-    "trigram:search=mcts:nodes=24:iterations=30",
-    "trigram:search=topk:nodes=12:candidates=5",
-    "trigram:literal=true:nodes=96",
-    "trigram:shared=100:nodes=12",
-    "trigram:adapt=output:nodes=8",
+    "trigram:budget=24",
+    "trigram:search=mcts:budget=24:iterations=30",
+    "trigram:search=topk:budget=12:candidates=5",
+    "trigram:literal=true:budget=96",
+    "trigram:shared=100:budget=12",
+    "trigram:adapt=output:budget=8",
     "trigram:adapt=none",
 ]
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 9, [42, 43]]
@@ -81,7 +81,9 @@ def test_greedy_is_plain_decoding(
         assert [out.tokens for out in llm.generate(PROMPTS, batch=batch, max_new_tokens=40, eos=())] == truth
 
 
-@pytest.mark.parametrize("method", ["trigram:nodes=24", "trigram:search=mcts:iterations=30", "trigram:literal=true"])
+@pytest.mark.parametrize(
+    "method", ["trigram:budget=24", "trigram:search=mcts:iterations=30:budget=8", "trigram:literal=true:budget=8"]
+)
 def test_requests_do_not_meet(
     method: str, tiny_llama: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -98,13 +100,13 @@ def test_requests_do_not_meet(
 
 
 def test_shared_layer_is_shared(target: Target) -> None:
-    drafter = Trigram(target, matrix="none", shared=1000, nodes=4)
+    drafter = Trigram(target, matrix="none", shared=1000, budget=4)
     row = begun(drafter, [1, 2])
     assert drafter.draft([row])[0].drafted == 0
     row.ids += [3, 4, 5]
     drafter.observe(row, TokenTree.root(2), [0], None)
     assert paths(drafter.draft([begun(drafter, [9, 1, 2])])[0])[:2] == [[3], [3, 4]]
-    other = Trigram(target, matrix="none", nodes=4)
+    other = Trigram(target, matrix="none", budget=4)
     row = begun(other, [1, 2])
     row.ids += [3, 4, 5]
     other.observe(row, TokenTree.root(2), [0], None)
@@ -124,7 +126,7 @@ def test_prompts_are_not_shared(target: Target) -> None:
 def test_what_is_learned_from(adapt: str, prompt: int, output: int, target: Target) -> None:
     """How deep a draft follows what stands in the prompt, and in the output."""
     for literal in (False, True):
-        drafter = Trigram(target, matrix="none", adapt=adapt, literal=literal, nodes=24)
+        drafter = Trigram(target, matrix="none", adapt=adapt, literal=literal, budget=24)
         assert drafter.draft([begun(drafter, [1, 2, 3, 4, 5, 6, 1, 2])])[0].depth == prompt
         row = begun(drafter, [8])
         row.ids += [1, 2, 3, 4, 5, 6, 1, 2]
@@ -140,7 +142,7 @@ def test_literal_window(target: Target) -> None:
     for token in (4, 5, 6, 7, 8):
         row.ids.append(token)
         drafter.observe(row, TokenTree.root(1), [0], None)
-        counts.append(row.state.overlay.counts.entries["count"][0])  # of the first trigram, 1 2 3
+        counts.append(row.state.memory.overlay.counts.entries["count"][0])  # of the first trigram, 1 2 3
     assert counts == [2, 3, 4, 4, 4]
 
 
@@ -148,13 +150,13 @@ def test_depth(target: Target) -> None:
     """The least of the option, the policy and what the output has room for."""
     ids = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
     for depth, k, room, expected in [(4, 9, 9, 4), (8, 3, 9, 3), (8, 9, 2, 2), (4, 0, 9, 0), (4, 9, 0, 0)]:
-        drafter = Trigram(target, matrix="none", depth=depth, nodes=30)
+        drafter = Trigram(target, matrix="none", depth=depth, budget=30)
         assert drafter.draft([begun(drafter, ids, k=k, room=room)])[0].depth == expected
 
 
 def test_most_nodes(target: Target) -> None:
     ids = [1, 2, 3, 1, 2, 4, 1, 3, 2, 1, 4, 3, 2, 2, 1, 1] * 4
-    for options in ({"nodes": 7}, {"nodes": 50, "candidates": 3}, {"nodes": 50, "depth": 2, "candidates": 4}):
+    for options in ({"budget": 7}, {"budget": 50, "candidates": 3}, {"budget": 50, "depth": 2, "candidates": 4}):
         drafter = Trigram(target, matrix="none", **options)
         for k in (1, 2, 4, 7):
             tree = drafter.draft([begun(drafter, ids, k=k)])[0]
@@ -231,7 +233,7 @@ def test_model_without_tokenizer(tiny_llama: LlamaForCausalLM) -> None:
         "depth=0",
         "depth=-3",
         "candidates=0",
-        "nodes=0",
+        "budget=0",
         "window=0",
         "order=5",
         "search=best",
@@ -255,6 +257,6 @@ def test_literal_and_shared(target: Target) -> None:
 
 
 def test_default_budget(target: Target) -> None:
-    assert Trigram(target).max_nodes(10) == 4
-    target.device = torch.device("cuda")
     assert Trigram(target).max_nodes(10) == 32
+    target.device = torch.device("cuda")
+    assert Trigram(target).max_nodes(10) == 64

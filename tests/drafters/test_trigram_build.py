@@ -205,7 +205,7 @@ def test_bad_corpora(name: str, tiny_tokenizer: PreTrainedTokenizerFast, tmp_pat
 
 
 def test_folder_as_corpus(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="cannot read"):
+    with pytest.raises(CorpusError, match="is not a folder that 'paceline train data' wrote"):
         build(tiny_tokenizer, [tmp_path], tmp_path / "out")
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import bench, chat, export, generate, layer_skip, methods, profile, train, trigram
+from paceline.cli import bench, chat, export, generate, layer_skip, methods, profile, rest, train, trigram
 from paceline.errors import PacelineError
 from paceline.version import __version__
 
@@ -28,6 +28,7 @@ app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)
 app.add_typer(layer_skip.app, name="layer-skip")
 app.add_typer(trigram.app, name="trigram")
+app.add_typer(rest.app, name="rest")
 app.add_typer(train.app, name="train")
 app.add_typer(export.app, name="export")
 app.command("drafters")(methods.drafters)

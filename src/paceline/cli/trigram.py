@@ -22,7 +22,10 @@ def trigram() -> None: ...
 
 @app.command()
 def build(
-    corpus: Annotated[list[Path], Option("--corpus", "-c", help="Text or JSONL file, .gz or not; may be repeated.")],
+    corpus: Annotated[
+        list[Path],
+        Option("--corpus", "-c", help="Text or JSONL file, .gz or not, or a folder of train data; may be repeated."),
+    ],
     model: Annotated[str, Option("--model", "-m", help="Whose tokenizer: named model, hub id or folder.")] = (
         "smollm2-135m"
     ),

@@ -13,6 +13,8 @@ DRAFTERS = Registry(
         "suffix": "paceline.drafters.suffix:Suffix",
         "recycling": "paceline.drafters.recycling:Recycling",
         "lookahead": "paceline.drafters.lookahead:Lookahead",
+        "rest": "paceline.drafters.rest:Rest",
+        "merge": "paceline.drafters.merge:Merge",
         "draft-model": "paceline.drafters.draft_model:DraftModel",
         "early-exit": "paceline.drafters.early_exit.drafter:EarlyExit",
         "layer-skip": "paceline.drafters.layer_skip:LayerSkip",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from paceline.drafters.base import Drafter, Row
+from paceline.drafters.base import Row
+from paceline.drafters.suffix import likely
 from paceline.drafters.tree import TokenTree
+from paceline.drafters.tree_drafter import TreeDrafter
 from paceline.registry import require
 from paceline.targets.target import Target
 
@@ -31,46 +31,53 @@ class NgramIndex:
                     del ends[0]
         self._indexed = max(self._indexed, len(ids) - 1)
 
-    def matches(self, ids: list[int], shortest: int) -> list[int]:
-        """Where the longest matching suffix of `ids` ended before, latest first."""
+    def matches(self, ids: list[int], shortest: int) -> tuple[int, list[int]]:
+        """Length of the longest suffix of `ids` that occurred before, and where it ended then, latest first."""
         for n in range(min(self.longest, len(ids) - 1), shortest - 1, -1):
             if ends := self._ends[n - 1].get(tuple(ids[-n:])):
-                return ends[::-1]
-        return []
+                return n, ends[::-1]
+        return 0, []
 
 
-class PromptLookup(Drafter):
+class PromptLookup(TreeDrafter):
     """Args:
     ngram: longest n-gram looked up; shorter ones are tried down to `shortest`.
     branches: how many different earlier occurrences to follow at once, latest first, merged into one tree.
+    budget: most nodes of the tree; "auto": as many as pay on this machine.
     """
 
     default_policy = "fixed:k=5"
     source = "prompt-lookup"
 
-    def __init__(self, target: Target, *, ngram: int = 3, shortest: int = 1, branches: int = 1) -> None:
-        super().__init__(target)
+    def __init__(
+        self, target: Target, *, ngram: int = 3, shortest: int = 1, branches: int = 1, budget: int | str = "auto"
+    ) -> None:
+        super().__init__(target, budget)
         require(1 <= shortest <= ngram, f"prompt-lookup: need 1 <= shortest <= ngram, not {shortest} and {ngram}")
         require(branches >= 1, f"prompt-lookup: branches must be >= 1, not {branches}")
         self.ngram, self.shortest, self.branches = ngram, shortest, branches
 
     def max_nodes(self, depth: int) -> int:
-        return depth * self.branches
+        return min(depth * self.branches, self.most)
 
-    def begin(self, row: Row, hidden: object) -> None:
-        row.state = NgramIndex(self.ngram, keep=self.branches)
+    def remember(self, row: Row) -> NgramIndex:
+        return NgramIndex(self.ngram, keep=self.branches)
 
-    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        return [self._lookup(row) for row in rows]
-
-    def _lookup(self, row: Row) -> TokenTree:
+    def propose(self, row: Row, memory: NgramIndex, depth: int, least: float) -> TokenTree:
+        memory.extend(row.ids)
+        matched, ends = memory.matches(row.ids, self.shortest)
         tree = TokenTree.root(row.ids[-1])
-        if row.room == 0 or not row.policy.more(0):
-            return tree
-        length = 1
-        while length < row.room and row.policy.more(length):
-            length += 1
-        row.state.extend(row.ids)
-        for end in row.state.matches(row.ids, self.shortest):
-            tree.add_path(row.ids[end : end + length], self.source)
+        for branch, end in enumerate(ends):
+            self._follow(tree, row.ids[end : end + depth], matched, 0.5**branch)
         return tree
+
+    def _follow(self, tree: TokenTree, tokens: list[int], matched: int, score: float) -> None:
+        node = 0
+        for at, token in enumerate(tokens):
+            score *= likely(matched + at)
+            child = tree.child(node, token)
+            if child is None:
+                if tree.drafted == self.most:
+                    return
+                child = tree.add(token, node, self.source, score=score)
+            node = child

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from paceline.drafters.base import Drafter, Row
+from paceline.drafters.base import Row
 from paceline.drafters.tree import TokenTree
+from paceline.drafters.tree_drafter import TreeDrafter
 from paceline.registry import require
 from paceline.targets.target import Target
 
@@ -71,34 +70,38 @@ class SuffixAutomaton:
             self.matched += 1
 
 
-class Suffix(Drafter):
+class Suffix(TreeDrafter):
     """Args:
     shortest: shortest match worth following; one token matches nearly always and says little.
+    budget: most tokens of a draft; "auto": as many as pay on this machine.
     """
 
     default_policy = "fixed:k=5"
     source = "suffix"
 
-    def __init__(self, target: Target, *, shortest: int = 2) -> None:
-        super().__init__(target)
+    def __init__(self, target: Target, *, shortest: int = 2, budget: int | str = "auto") -> None:
+        super().__init__(target, budget)
         require(shortest >= 1, f"suffix: shortest must be >= 1, not {shortest}")
         self.shortest = shortest
 
-    def begin(self, row: Row, hidden: object) -> None:
-        row.state = SuffixAutomaton()
+    def remember(self, row: Row) -> SuffixAutomaton:
+        return SuffixAutomaton()
 
-    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        return [self._follow(row, row.state) for row in rows]
-
-    def _follow(self, row: Row, automaton: SuffixAutomaton) -> TokenTree:
-        for token in row.ids[len(automaton.ids) :]:
-            automaton.append(token)
+    def propose(self, row: Row, memory: SuffixAutomaton, depth: int, least: float) -> TokenTree:
+        for token in row.ids[len(memory.ids) :]:
+            memory.append(token)
         tree = TokenTree.root(row.ids[-1])
-        if automaton.matched < self.shortest:
+        if memory.matched < self.shortest:
             return tree
-        depth = 0
-        for token in row.ids[automaton.match_end :]:
-            if depth >= row.room or not row.policy.more(depth) or not row.policy.keep(None, depth):
+        node, score = 0, 1.0
+        for matched, token in enumerate(row.ids[memory.match_end :][: min(depth, self.most)], start=memory.matched):
+            score *= likely(matched)
+            if score < least:
                 break
-            depth = tree.add(token, depth, self.source)
+            node = tree.add(token, node, self.source, score=score)
         return tree
+
+
+def likely(matched: int) -> float:
+    """How likely the token behind an earlier occurrence of the last `matched` tokens follows again."""
+    return 1 - 1 / (matched + 0.2)

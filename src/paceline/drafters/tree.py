@@ -26,6 +26,8 @@ class TokenTree:
         q: for each node the distribution it was drawn from, or None where it was chosen deterministically.
             Siblings drawn with replacement may repeat a token: each is a trial of its own and must stay.
         sources: who proposed each node.
+        scores: for each node the drafter's guess at the probability that it is accepted, or None where it has none
+            and the node must stay. A budget is spent on the best.
         replacement: whether sampled siblings were drawn with replacement.
     """
 
@@ -33,19 +35,21 @@ class TokenTree:
     parents: list[int]
     q: list[Float[Tensor, " vocab"] | None]
     sources: list[str]
+    scores: list[float | None]
     replacement: bool = True
     _depths: list[int] = field(default_factory=lambda: [0], repr=False)
 
     @classmethod
     def root(cls, token: int) -> TokenTree:
-        return cls([token], [-1], [None], [""])
+        return cls([token], [-1], [None], [""], [None])
 
-    def add(self, token: int, parent: int, source: str, q: Tensor | None = None) -> int:
+    def add(self, token: int, parent: int, source: str, q: Tensor | None = None, score: float | None = None) -> int:
         """Append a node; returns its index."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.q.append(q)
         self.sources.append(source)
+        self.scores.append(score)
         self._depths.append(self._depths[parent] + 1)
         return len(self.tokens) - 1
 
@@ -54,6 +58,16 @@ class TokenTree:
         for token in tokens:
             parent = self.child(parent, token) or self.add(token, parent, source)
         return parent
+
+    def keep(self, nodes: Sequence[int]) -> TokenTree:
+        """The tree of the root and these nodes, in this order: parents before children."""
+        kept = TokenTree.root(self.tokens[0])
+        kept.replacement = self.replacement
+        place = {0: 0}
+        for node in nodes:
+            parent = place[self.parents[node]]
+            place[node] = kept.add(self.tokens[node], parent, self.sources[node], self.q[node], self.scores[node])
+        return kept
 
     def child(self, parent: int, token: int) -> int | None:
         """The first child of `parent` that holds `token`."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from paceline.drafters.base import Drafter, Row
+from paceline.drafters.base import Row
 from paceline.drafters.tree import TokenTree
+from paceline.drafters.tree_drafter import TreeDrafter
 from paceline.drafters.trigram.matrix import FILE, ORDERS, Matrix, load_matrix, matrix_folder, no_matrix, token_bits
 from paceline.drafters.trigram.mixture import Ngrams, Rule
 from paceline.drafters.trigram.overlay import Overlay
@@ -22,7 +22,6 @@ from paceline.targets.target import PassOutput, Target
 SHIPPED = Path(__file__).parent / "shipped"  # a folder for each matrix that comes with paceline
 SEARCHES = {"greedy": BY_PATH, "topk": BY_LEVEL, "mcts": BY_VISITS}
 ADAPT = ("prompt", "output", "none")
-NODES = {"cpu": 4, "cuda": 32}  # default node budgets: a wider pass is nearly free on a GPU only
 
 log = logging.getLogger("paceline")
 
@@ -36,7 +35,7 @@ class Memory:
         self.seen = skip  # tokens that were, and those
 
 
-class Trigram(Drafter):
+class Trigram(TreeDrafter):
     """Args:
     matrix: folder that `paceline trigram build` made. "auto": the user's own for this model (`matrix_folder`), else
         one that comes with paceline; without either, or with "none", only what adaptation learns.
@@ -44,7 +43,7 @@ class Trigram(Drafter):
     search: "greedy", best-first by the probability of the whole path, whose tree no other of its size beats under the
         same n-gram model; "mcts", the paper's; "topk", the likeliest first tokens, each with its likeliest
         continuation. Default greedy, with `literal` mcts.
-    nodes: most nodes of a tree; default 4 on a CPU, 32 on a GPU.
+    budget: most nodes of a tree; "auto": as many as pay on this machine.
     candidates: most continuations, that is, leaves of the tree.
     depth: most tokens of a continuation.
     iterations, c1, c2: of MCTS, see Algorithm 1 and eq. 3.
@@ -71,7 +70,7 @@ class Trigram(Drafter):
         matrix: str | None = "auto",
         order: int | None = None,
         search: str | None = None,
-        nodes: int | None = None,
+        budget: int | str = "auto",
         candidates: int = 24,
         depth: int = 4,
         iterations: int = 150,
@@ -85,10 +84,9 @@ class Trigram(Drafter):
         shared: float = 0.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(target)
+        super().__init__(target, budget)
         search = search or ("mcts" if literal else "greedy")
-        nodes = NODES.get(target.device.type, 32) if nodes is None else nodes
-        counted = {"nodes": nodes, "candidates": candidates, "depth": depth, "iterations": iterations, "window": window}
+        counted = {"candidates": candidates, "depth": depth, "iterations": iterations, "window": window}
         for name, value in counted.items():
             require(value >= 1, f"trigram: {name} must be >= 1, not {value}")
         require(order is None or order in ORDERS, f"trigram: order must be one of {ORDERS}, not {order}")
@@ -107,10 +105,10 @@ class Trigram(Drafter):
         self.rule = Rule(order, token_bits(found.vocab), literal, increment, max_prob, 1.0)
         ranked = BY_VALUE if literal and search == "mcts" else SEARCHES[search]
         turns = iterations if search == "mcts" else 0
-        self.plan = Plan(turns, c1, c2, depth, candidates, nodes, ranked, literal)
+        self.plan = Plan(turns, c1, c2, depth, candidates, self.most, 0.0, ranked, literal)
         self.shared = Overlay(order, half_life=shared or 1.0)
         self.shares, self.adapt, self.window, self.seed = shared > 0, adapt, window, seed
-        self.arena = new_arena(order, turns, nodes)
+        self.arena = new_arena(order, turns, self.most)
         self._compile()
 
     def _compile(self) -> None:
@@ -130,38 +128,31 @@ class Trigram(Drafter):
     def max_nodes(self, depth: int) -> int:
         return min(self.plan.nodes, self.plan.candidates * min(depth, self.plan.depth))
 
-    def begin(self, row: Row, hidden: object) -> None:
+    def remember(self, row: Row) -> Memory:
         order = self.rule.order
         overlay = Overlay(order, shortest=order if self.rule.literal else 2)
-        row.state = Memory(overlay, self.seed, skip=0 if self.adapt == "prompt" else len(row.ids))
-        self._learn(row)
+        memory = Memory(overlay, self.seed, skip=0 if self.adapt == "prompt" else len(row.ids))
+        self._adapt(row, memory)
+        return memory
 
-    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        return [self._draft(row) for row in rows]
-
-    def _draft(self, row: Row) -> TokenTree:
+    def propose(self, row: Row, memory: Memory, depth: int, least: float) -> TokenTree:
         tree = TokenTree.root(row.ids[-1])
-        depth = 0
-        while depth < min(self.plan.depth, row.room) and row.policy.more(depth):
-            depth += 1
-        if depth == 0:
-            return tree
         width = self.rule.order - 1
         tail = np.array([-1] * (width - len(row.ids)) + row.ids[-width:], np.int64)
-        plan = self.plan._replace(depth=depth)
-        drawn = grow(self._ngrams(row.state.overlay), tail, plan, self.arena, row.state.random)
-        for token, parent in self.arena.drawn[:, :drawn].T.tolist():
-            tree.add(token, parent, self.source)
+        plan = self.plan._replace(depth=min(depth, self.plan.depth), least=least)
+        drawn = grow(self._ngrams(memory.overlay), tail, plan, self.arena, memory.random)
+        tokens, parents = self.arena.drawn[:, :drawn].tolist()
+        for token, parent, score in zip(tokens, parents, self.arena.scores[:drawn].tolist(), strict=True):
+            tree.add(token, parent, self.source, score=score)
         return tree
 
-    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+    def learn(self, row: Row, memory: Memory, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         if self.shares:
-            self.shared.learn(row.ids, row.state.seen)
-        self._learn(row)
+            self.shared.learn(row.ids, memory.seen)
+        self._adapt(row, memory)
 
-    def _learn(self, row: Row) -> None:
+    def _adapt(self, row: Row, memory: Memory) -> None:
         """Self-improvement: Algorithm 2 goes over its window again, in our form each n-gram counts once."""
-        memory: Memory = row.state
         if self.adapt != "none":
             again = self.rule.literal and memory.seen > memory.skip
             start = len(row.ids) - self.window + self.rule.order - 1 if again else memory.seen

@@ -30,6 +30,7 @@ class Plan(NamedTuple):
     depth: int
     candidates: int  # most continuations, that is, leaves of the draft
     nodes: int  # most nodes of the draft
+    least: float  # probability of a path below which it is left out of the draft
     rank: int  # BY_...
     literal: bool
 
@@ -62,6 +63,7 @@ class Arena(NamedTuple):
     tokens: Integer[np.ndarray, " WIDTH"]  # what `successors` gives
     probs: Float[np.ndarray, " WIDTH"]
     drawn: Integer[np.ndarray, "2 draft"]  # the draft: token and parent of each node, the root (0) left out
+    scores: Float[np.ndarray, " draft"]  # and the probability of its path
 
 
 def new_arena(order: int, iterations: int, nodes: int) -> Arena:
@@ -74,6 +76,7 @@ def new_arena(order: int, iterations: int, nodes: int) -> Arena:
         np.zeros(WIDTH, np.int64),
         np.zeros(WIDTH, np.float64),
         np.zeros((2, nodes), np.int64),
+        np.zeros(nodes, np.float64),
     )
 
 
@@ -188,8 +191,9 @@ def _draw(ngrams: Ngrams, arena: Arena, used: int, tail: np.ndarray, plan: Plan)
                 used = _expand(ngrams, arena, node, used, tail)
             first = int(nodes[node].first)
             for child in range(first, first + nodes[node].width):
-                _push(arena.heap, waiting, child, _worth(nodes[child], plan))
-                waiting += 1
+                if nodes[child].path >= plan.least:
+                    _push(arena.heap, waiting, child, _worth(nodes[child], plan))
+                    waiting += 1
         node = -1
         while waiting > 0 and node < 0:
             waiting -= 1
@@ -204,6 +208,7 @@ def _draw(ngrams: Ngrams, arena: Arena, used: int, tail: np.ndarray, plan: Plan)
             break
         nodes[parent].extended = 1
         arena.drawn[0, drawn], arena.drawn[1, drawn] = nodes[node].token, nodes[parent].place
+        arena.scores[drawn] = nodes[node].path
         drawn += 1
         nodes[node].place = drawn
     return drawn

@@ -1,0 +1,44 @@
+"""`paceline rest build`: the datastore that the drafter rest looks things up in."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from paceline.cli.console import print_json
+
+app = typer.Typer(help="Make the datastore of the drafter rest.", no_args_is_help=False)
+
+
+@app.callback()
+def rest() -> None: ...
+
+
+@app.command()
+def build(
+    corpus: Annotated[
+        list[Path],
+        Option("--corpus", "-c", help="Text or JSONL file, .gz or not, or a folder of train data; may be repeated."),
+    ],
+    model: Annotated[str, Option("--model", "-m", help="Whose tokenizer: named model, hub id or folder.")] = (
+        "smollm2-135m"
+    ),
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="Folder of the datastore; default in the cache, where rest finds it.")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Sort all suffixes of a corpus in the model's tokens."""
+    from paceline.drafters.datastore import build_for
+
+    built = build_for(model, corpus, out)
+    if as_json:
+        print_json(asdict(built))
+        return
+    print(f"{built.tokens:,} tokens in {built.seconds:.0f} s: {built.bytes:,} bytes")
+    print(f"stored in {out or 'the cache'}", file=sys.stderr)

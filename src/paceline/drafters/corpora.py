@@ -1,0 +1,186 @@
+"""Corpora as token ids, and the folders built from them: what n-gram matrices and datastores have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from jaxtyping import Integer
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from transformers import PreTrainedTokenizerBase
+
+from paceline.drafters.trigram.corpus import Chat, chat_format, texts
+from paceline.drafters.trigram.matrix import fingerprint
+from paceline.errors import CorpusError, DiskFull, ModelError, TokenizerMismatch
+from paceline.registry import require
+from paceline.targets import store
+from paceline.targets.loading import first_line, quiet
+from paceline.targets.progress import Stage
+from paceline.targets.sources import Source as ModelSource
+from paceline.targets.sources import resolve
+
+PROVENANCE = "provenance.json"
+BATCH = 1 << 20  # characters tokenized at a time
+CONTEXT = 3  # tokens of a prompt that are read with the answer to it: what 4-grams look back on
+
+Moved = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, or a folder of samples, that was read."""
+
+    name: str
+    bytes: int
+    sha256: str
+    texts: int
+    tokens: int
+
+
+class Corpus:
+    """The texts of files, as token ids; the progress of reading them is told as it goes.
+
+    A folder is what `paceline train data` wrote: of its samples, what the model wrote itself. Anything else is text,
+    see `texts`.
+
+    Attributes:
+        sources: what has been read, complete once the iteration is.
+        vocab: token ids are below this.
+
+    Raises:
+        CorpusError: while it is read: a file is missing, empty, binary, not UTF-8 or malformed.
+        TokenizerMismatch: samples are in another tokenizer's tokens.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, paths: Sequence[Path], stage: Stage, title: str) -> None:
+        require(len(paths) > 0, "name at least one corpus file")
+        self.tokenizer, self.paths, self.sources = tokenizer, paths, list[Source]()
+        self.vocab = max(tokenizer.get_vocab().values()) + 1
+        self._stage, self._title = stage, title
+
+    def __iter__(self) -> Iterator[Integer[np.ndarray, " tokens"]]:
+        files = [_files(path) for path in self.paths]
+        sizes = [sum(file.stat().st_size for file in part if file.is_file()) for part in files]
+        seen, before = self._stage(self._title, sum(sizes)), 0
+        chat = chat_format(self.tokenizer)
+        for path, parts, size in zip(self.paths, files, sizes, strict=True):
+            count = tokens = 0
+            for ids in self._read(path, parts, chat, partial(_moved, seen, before)):
+                count, tokens = count + 1, tokens + len(ids)
+                yield ids
+            self.sources.append(Source(path.name, size, _sha256(parts), count, tokens))
+            before += size
+
+    def _read(self, path: Path, parts: Sequence[Path], chat: Chat, moved: Moved) -> Iterator[np.ndarray]:
+        if path.is_dir():
+            self._check_owner(path)
+            yield from _samples(path, parts, self.vocab, moved)
+            return
+        batch, length = list[str](), 0
+        for piece in texts(path, chat, moved):
+            batch.append(piece)
+            length += len(piece)
+            if length >= BATCH:
+                yield from self._encoded(batch)
+                batch, length = [], 0
+        if batch:
+            yield from self._encoded(batch)
+
+    def _check_owner(self, folder: Path) -> None:
+        try:
+            owner = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["made"]["tokenizer"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorpusError(f"{folder} is not a folder that 'paceline train data' wrote") from error
+        if owner != fingerprint(self.tokenizer):
+            raise TokenizerMismatch(f"the samples in {folder} are those of a model with another tokenizer")
+
+    def _encoded(self, batch: list[str]) -> Iterable[np.ndarray]:
+        # verbose warns of texts longer than the model's context, which do no harm here
+        encoded = self.tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return (np.array(ids, np.int32) for ids in encoded["input_ids"])
+
+
+def _moved(seen: Moved, before: int, at: int) -> None:
+    seen(before + at)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+
+
+def _sha256(files: Sequence[Path]) -> str:
+    if len(files) == 1:
+        return store.sha256(files[0])
+    return hashlib.sha256("".join(map(store.sha256, files)).encode()).hexdigest()
+
+
+def _samples(folder: Path, shards: Sequence[Path], vocab: int, moved: Moved) -> Iterator[np.ndarray]:
+    """What the model wrote, and the few tokens before it."""
+    if not shards:
+        raise CorpusError(f"{folder} has no samples")
+    read = 0
+    for shard in shards:
+        try:
+            arrays = load_file(shard)
+            ids, mask, offsets = (arrays[name] for name in ("ids", "mask", "offsets"))
+        except (SafetensorError, OSError, KeyError) as error:
+            raise CorpusError(f"{shard} is not a shard of samples: {first_line(error)}") from error
+        if len(ids) and not 0 <= ids.min() <= ids.max() < vocab:
+            raise CorpusError(f"{shard} has tokens that the tokenizer does not know")
+        for start, stop in pairwise(offsets):
+            edges = np.flatnonzero(np.diff(mask[start:stop] != 0, prepend=False, append=False))
+            for first, last in zip(edges[::2], edges[1::2], strict=True):
+                yield ids[start + max(first - CONTEXT, 0) : start + last].astype(np.int32)
+        read += shard.stat().st_size
+        moved(read)
+
+
+def tokenizer_of(model: str, progress: bool = True) -> tuple[PreTrainedTokenizerBase, ModelSource]:
+    """The tokenizer of a model named as users name it, and where the model is.
+
+    Raises:
+        ModelError: there is no such model, or it has no tokenizer that can be used.
+    """
+    from transformers import AutoTokenizer  # takes a second
+
+    source = resolve(model, progress=progress)
+    with quiet():
+        try:
+            return AutoTokenizer.from_pretrained(source.location, revision=source.revision), source
+        except Exception as error:  # transformers raises anything from KeyError to RuntimeError
+            raise ModelError(f"cannot use the tokenizer of {model}: {first_line(error)}") from error
+
+
+@contextmanager
+def workplace(out: Path, results: Sequence[str]) -> Iterator[Path]:
+    """A folder inside `out` whose `results` move to `out` in the end, and which is gone then; a failure takes back
+    `out` too, if it was not there before.
+
+    Raises DiskFull or ModelError for the system's errors.
+    """
+    fresh = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".building-", dir=out) as work:
+            yield Path(work)
+            for name in results:
+                os.replace(Path(work) / name, out / name)
+    except (OSError, SafetensorError) as error:
+        if store.is_full(error):
+            raise DiskFull(f"the disk of {out} is full: make room, or build somewhere else") from error
+        if isinstance(error, SafetensorError):
+            raise ModelError(f"cannot write to {out}: {first_line(error)}") from error
+        raise ModelError(f"cannot write to {error.filename or out}: {error.strerror}") from error
+    finally:
+        if fresh and out.is_dir() and not any(out.iterdir()):
+            out.rmdir()

@@ -1,0 +1,150 @@
+"""Merged drafters: whose tokens are in the tree, in which order, and what each drafter is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import paceline
+from helpers import one_thread  # noqa: F401
+from paceline.drafters.base import Drafter, Row
+from paceline.drafters.lookahead import Lookahead
+from paceline.drafters.merge import Merge
+from paceline.drafters.tree import TokenTree
+from paceline.drafters.tree_drafter import TreeDrafter
+from paceline.errors import OptionError
+from paceline.policies.fixed import Fixed
+from paceline.targets import as_target
+from paceline.targets.target import PassOutput
+from tiny import byte_tokenizer, small_llama
+
+TARGET = SimpleNamespace(device=torch.device("cpu"), vocab_size=10)
+Q = torch.full((10,), 0.1)
+
+
+class Paths(TreeDrafter):
+    """Proposes the same scored paths again and again."""
+
+    def __init__(self, source: str, paths: dict[tuple[int, ...], float]) -> None:
+        super().__init__(TARGET, 9)
+        self.source, self.paths, self.told = source, paths, []
+
+    def propose(self, row: Row, memory: object, depth: int, least: float) -> TokenTree:
+        tree, places = TokenTree.root(row.ids[-1]), {(): 0}
+        for path, score in self.paths.items():
+            places[path] = tree.add(path[-1], places[path[:-1]], self.source, score=score)
+        return tree
+
+    def learn(self, row: Row, memory: object, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        self.told.append((tree.tokens, path))
+
+
+class Sampled(Drafter):
+    """A tree of sampled nodes: (token, parent), ..."""
+
+    def __init__(self, nodes: Sequence[tuple[int, int]], replacement: bool = True) -> None:
+        super().__init__(TARGET)
+        self.nodes, self.replacement, self.told = nodes, replacement, []
+
+    def begin(self, row: Row, hidden: object) -> None:
+        row.state = "own"
+
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        tree = TokenTree.root(rows[0].ids[-1])
+        tree.replacement = self.replacement
+        for token, parent in self.nodes:
+            tree.add(token, parent, "sampled", Q)
+        return [tree]
+
+    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        self.told.append((row.state, tree.tokens, path, out.logits[:, 0].tolist()))
+
+
+def row() -> SimpleNamespace:
+    return SimpleNamespace(slot=0, ids=[9, 0], policy=Fixed(k=4), state=None, sampling=True, room=9)
+
+
+def draft(parts: Sequence[Drafter], budget: int = 9) -> tuple[Merge, SimpleNamespace, TokenTree]:
+    merge, made = Merge(TARGET, drafters=parts, budget=budget), row()
+    merge.begin(made, {})
+    [tree] = merge.draft([made])
+    assert tree.drafted <= merge.max_nodes(4)
+    return merge, made, tree
+
+
+def nodes(tree: TokenTree) -> list[tuple[tuple[int, ...], str]]:
+    return [(tuple(tree.tokens[n] for n in tree.path(node)[1:]), tree.sources[node]) for node in range(1, len(tree))]
+
+
+A = {(1,): 0.5, (1, 2): 0.4, (3,): 0.1}
+B = {(1,): 0.5, (4,): 0.3, (4, 5): 0.2, (1, 2): 0.45, (3,): 0.05}
+
+
+def test_the_best_of_all_share_the_budget() -> None:
+    """What two propose stands once, in the name of the more confident, or else of the first."""
+    found = [((1,), "a"), ((1, 2), "b"), ((4,), "b"), ((4, 5), "b"), ((3,), "a")]
+    for budget in (1, 3, 5):
+        assert nodes(draft([Paths("a", A), Paths("b", B)], budget)[2]) == found[:budget]
+    assert nodes(draft([Paths("b", B), Paths("a", A)], 1)[2]) == [((1,), "b")]
+
+
+def test_all_are_told_of_the_round() -> None:
+    first, second = Paths("a", A), Paths("b", B)
+    merge, made, tree = draft([first, second], 3)
+    merge.observe(made, tree, [0, 1], PassOutput(torch.zeros(len(tree), 1), {}))
+    assert first.told == second.told == [([0, 1, 2, 4], [0, 1])]
+
+
+def test_sampled_tokens_come_first_and_stay() -> None:
+    """Though they repeat a token; deterministic ones come behind, or go on from an equal one."""
+    sampled = Sampled([(1, 0), (1, 0), (6, 1)], replacement=False)
+    merge, made, tree = draft([Paths("a", A), sampled], 3)
+    assert tree.tokens == [0, 1, 1, 6, 2, 3]
+    assert tree.parents == [-1, 0, 0, 1, 1, 0]
+    assert [q is None for q in tree.q] == [True, False, False, False, True, True]
+    assert not tree.replacement
+    out = PassOutput(torch.arange(6.0)[:, None], {})
+    merge.observe(made, tree, [0, 1, 4], out)
+    merge.observe(made, tree, [0, 2], out)
+    merge.observe(made, tree, [0, 5], out)
+    assert sampled.told == [("own", [0, 1, 1, 6], path, [0, 1, 2, 3]) for path in ([0, 1], [0, 2], [0])]
+
+
+def test_trees_that_do_not_go_together() -> None:
+    other = Sampled([(1, 0)])
+    assert draft([other, Sampled([(2, 0)])])[2].tokens == [0, 1, 2]
+    for parts in ([other, Sampled([(2, 0)], False)], [Sampled([(2, 0)], False), other]):
+        with pytest.raises(OptionError, match="without replacement"):
+            draft(parts)
+
+
+@pytest.mark.parametrize("names", ["", "suffix", "suffix|", "suffix|nonsense", "suffix|trigram;nodes=3"])
+def test_bad_options(names: str) -> None:
+    with pytest.raises(OptionError):
+        Merge(as_target(small_llama()), drafters=names)
+
+
+def test_options_of_parts() -> None:
+    merge = Merge(as_target(small_llama()), drafters="suffix;shortest=3|lookahead;level=3;window=2", budget=4)
+    assert merge.parts[0].shortest == 3
+    assert isinstance(merge.parts[1], Lookahead)
+    assert merge.parts[1].level == 3
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["merge:drafters=suffix|trigram|recycling:budget=12", "merge:drafters=lookahead;level=3;window=4|prompt-lookup"],
+)
+def test_generates_what_plain_decoding_does(method: str) -> None:
+    """Several prompts at once, more than there are rows; and tokens of more than one drafter are accepted."""
+    prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 9, [42, 43]]
+    plain = paceline.load(small_llama(), tokenizer=byte_tokenizer(), drafter="none")
+    truth = [output.tokens for output in plain.generate(prompts, max_new_tokens=60, eos=())]
+    for batch in (1, 3):
+        outputs = plain.method(method).generate(prompts, batch=batch, max_new_tokens=60, eos=())
+        assert [output.tokens for output in outputs] == truth
+    if "recycling" in method:
+        assert len({source for output in outputs for source in output.stats.sources}) > 2
