@@ -170,7 +170,7 @@ def test_open_text(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:
     make(llm, prompts, tmp_path / "again", config, text=[text], batch=2)
     assert same(contents(tmp_path / "d"), contents(tmp_path / "again"))
     totals = manifest["totals"]
-    assert totals["learnt"] - totals["generated"] == pytest.approx(totals["generated"], rel=0.1)
+    assert totals["trained"] - totals["generated"] == pytest.approx(totals["generated"], rel=0.1)
     pieces = [(ids, mask, best) for ids, mask, best, _ in every(tmp_path / "d") if mask[1] == OPEN]
     assert pieces
     for ids, mask, best in pieces:

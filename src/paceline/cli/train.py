@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 from typer import Option
 
+from paceline.cli import train_early_exit
 from paceline.cli.console import harmless, print_json
 from paceline.cli.options import Method, Source, grouped
 from paceline.errors import OptionError
@@ -28,6 +29,9 @@ app = typer.Typer(help="Make drafters for a model.", no_args_is_help=False)
 
 @app.callback()
 def train() -> None: ...
+
+
+app.command("early-exit")(train_early_exit.early_exit)
 
 
 @app.command()

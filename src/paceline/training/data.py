@@ -142,7 +142,7 @@ def _generate(
                 "samples": len(samples),
                 "tokens": sum(len(sample.ids) for sample in samples),
                 "generated": written,
-                "learnt": sum(map(_learnt, samples)),
+                "trained": sum(map(_learnt, samples)),
             }
             write_shard(out, number, samples, config.top, counts)
         manifest.add(shard_name(number), counts)

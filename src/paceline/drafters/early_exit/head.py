@@ -89,16 +89,18 @@ class ExitHead(nn.Module):
         exit_layers: int = 1,
         tokens: Sequence[int] | None = None,
         rank: int | None = None,
+        copied: int | None = None,
         name: str | None = None,
     ) -> ExitHead:
-        """A head that starts as the target's own last layers, final norm and output matrix, in the model's dtype.
+        """A head that starts as layers of the target's own, its final norm and output matrix, in the model's dtype.
 
         Args:
-            model: the target, or one left with its first N and its last layers.
+            model: the target, or one left with its first layers, N or more, and its last ones.
             start: N.
             exit_layers: 0 .. 5.
             tokens: ids that can be drafted; None: all.
             rank: of the output matrix, which then starts as the nearest matrix of this rank.
+            copied: the first of `model`'s layers to start as; by default the last layers are.
             name: of the target; by default as the model says.
 
         Raises:
@@ -111,6 +113,8 @@ class ExitHead(nn.Module):
         require(1 <= start < layers, f"an exit head of this model starts at layer 1 .. {layers - 1}, not {start}")
         require(0 <= exit_layers <= most, f"an exit head of this model has 0 .. {most} layers, not {exit_layers}")
         require(rank is None or 1 <= rank <= target.config.hidden_size, f"an output matrix of rank {rank} is no use")
+        copied = layers - exit_layers if copied is None else copied
+        require(0 <= copied <= layers - exit_layers, f"there are not {exit_layers} layers to copy from layer {copied}")
         chosen = None if tokens is None else torch.tensor(sorted(set(tokens)), dtype=torch.long)
         if chosen is not None:
             fits = len(chosen) > 0 and int(chosen[0]) >= 0 and int(chosen[-1]) < vocab
@@ -124,18 +128,22 @@ class ExitHead(nn.Module):
             model=_own_config(target.config, exit_layers),
         )
         head = cls(config, probe(target, start), chosen).place(model.device, model.dtype)
-        head._copy_from(model)
+        head._copy_from(model, copied)
         return head
 
     @torch.no_grad()
-    def _copy_from(self, model: PreTrainedModel) -> None:
+    def _copy_from(self, model: PreTrainedModel, first: int) -> None:
         family = FAMILIES[model.config.model_type]
         mine, theirs = self.decoder, getattr(model, family.decoder)
-        for ours, last in zip(mine.layers, theirs.layers[len(theirs.layers) - len(mine.layers) :], strict=True):
-            ours.load_state_dict(last.state_dict())
+        for ours, layer in zip(mine.layers, theirs.layers[first : first + len(mine.layers)], strict=True):
+            ours.load_state_dict(layer.state_dict())
         getattr(mine, family.norm).load_state_dict(getattr(theirs, family.norm).state_dict())
         matrix = model.get_output_embeddings().weight
-        matrix = matrix if self.tokens is None else matrix[self.tokens]
+        self.set_output(matrix if self.tokens is None else matrix[self.tokens])
+
+    @torch.no_grad()
+    def set_output(self, matrix: Float[Tensor, "vocab hidden"]) -> None:
+        """Make this the output matrix, or the nearest one of its rank."""
         output = self.lm.get_output_embeddings().weight
         if self.lift is None:
             output.copy_(matrix)

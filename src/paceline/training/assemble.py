@@ -1,0 +1,110 @@
+"""From a model's name and a folder of data to what the trainer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.drafters.early_exit.locate import stored_path
+from paceline.drafters.trigram.matrix import fingerprint
+from paceline.errors import UnsupportedModel
+from paceline.registry import require
+from paceline.targets import DEFAULT_TIER, make_target
+from paceline.targets.sources import load_model, resolve
+from paceline.targets.target import Target, as_target
+from paceline.training.dataset import Dataset
+from paceline.training.early_exit import EarlyExit, ExitConfig, frequent_tokens
+from paceline.training.frozen import Frozen, FrozenLayers, StoredLayers, cut, store_path
+from paceline.training.start import fit_output
+from paceline.training.trainer import TrainConfig
+
+
+class Assembled(NamedTuple):
+    """A task with its data, and the parameters of the model it is for."""
+
+    task: EarlyExit
+    data: Dataset
+    home: Path  # where the drafter is found if it is written there
+    settings: dict[str, Any]  # all that the result depends on, besides the trainer's configuration
+    loaded: int  # of the frozen layers, with their embedding, and of the head
+    total: int  # of the whole target
+
+
+def early_exit(
+    name: str,
+    folder: Path,
+    config: ExitConfig,
+    training: TrainConfig,
+    device: torch.device,
+    tier: str | None = None,
+    told: Callable[[int, int], None] = lambda done, of: None,
+) -> Assembled:
+    """An exit head to train for the model called `name`, on the data of `folder`.
+
+    Args:
+        tier: which computes the frozen layers.
+        told: of tokens whose hidden states have been stored, and of how many.
+
+    Raises:
+        ModelError, UnsupportedModel: the model cannot be found, or its layers do not run one by one.
+        DataError: the data is missing, damaged, or another tokenizer's.
+        OptionError: a number out of the model's range.
+    """
+    model, tokenizer = load_as_stored(name)
+    data = Dataset(folder, config.max_length, fingerprint(tokenizer))
+    total, count = parameters(model), model.config.num_hidden_layers
+    require(1 <= config.layers < count, f"layers must lie in 1 .. {count - 1}, not {config.layers}")
+    follow = config.start == "fitted" and config.layers + config.exit_layers <= count
+    model = cut(model, config.layers + (config.exit_layers if follow else 0), max(1, config.exit_layers))
+    dtype = torch.float32 if device.type == "cpu" else model.dtype
+    model = model.float()  # for a fingerprint that does not depend on how training computes
+    target = as_target(model)
+    head = ExitHead.from_target(
+        model,
+        config.layers,
+        exit_layers=config.exit_layers,
+        tokens=frequent_tokens(data.frequencies(target.vocab_size), config.vocab, target.eos),
+        rank=config.rank,
+        copied=config.layers if follow else None,
+    )
+    head.to(device)
+    matrix = model.get_output_embeddings().weight.detach().to(device, copy=True)
+    model = nn.Module.to(cut(model, config.layers), device, dtype)
+    loaded = parameters(model) + head.parameter_counts()["total"]
+    frozen: Frozen
+    frozen = first = FrozenLayers(_fast(model, tokenizer, tier), config.layers)
+    if config.stored:
+        path, of = store_path(data, head.fingerprint, config.layers), int(data.lengths.sum())
+        frozen = StoredLayers(path, first, data, lambda done: told(done, of))
+    if config.start == "fitted":
+        fit_output(head, matrix, frozen, data, data.split(training.held_back, training.seed)[0])
+    settings = {"model": head.config.target, "data": data.digest, **asdict(config)}
+    return Assembled(EarlyExit(head, frozen, config.objective), data, stored_path(target), settings, loaded, total)
+
+
+def load_as_stored(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model on the CPU in its checkpoint's own dtype: weights that nobody touches are then not even read."""
+    source = resolve(name)
+    config = AutoConfig.from_pretrained(source.location, revision=source.revision)
+    return load_model(name, dtype=config.dtype or torch.float32)
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def _fast(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tier: str | None) -> Target:
+    """On the tier asked for, or the fastest that runs the model. Nothing here needs exactness."""
+    try:
+        return make_target(model, tokenizer, tier or DEFAULT_TIER, exact=False)
+    except UnsupportedModel:
+        if tier is not None:
+            raise
+        return make_target(model, tokenizer)

@@ -1,0 +1,89 @@
+"""Where training stood: weights and optimizer, one file a checkpoint, whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from paceline.errors import CheckpointError, DiskFull, OptionError
+from paceline.targets.store import is_full
+
+WEIGHT, STATE = "weight.", "state."  # prefixes of the tensors' names
+
+
+class Checkpoints:
+    """The checkpoints of one training.
+
+    Args:
+        settings: all that the result depends on; a training is resumed with the same only.
+        keep: latest files that stay.
+    """
+
+    def __init__(self, out: Path, settings: dict[str, Any], keep: int) -> None:
+        self.out, self.keep = out, keep
+        self.settings: dict[str, Any] = json.loads(json.dumps(settings))
+
+    def all(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(self.out.glob("checkpoint-*.safetensors"))
+
+    def latest(self) -> Path | None:
+        return found[-1] if (found := self.all()) else None
+
+    def save(self, step: int, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Raises DiskFull; the checkpoints before stay as they are."""
+        tensors = {WEIGHT + name: weight for name, weight in module.state_dict().items()}
+        for index, state in optimizer.state_dict()["state"].items():
+            tensors |= {f"{STATE}{index}.{name}": value for name, value in state.items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        self.out.mkdir(parents=True, exist_ok=True)
+        path = self.out / f"checkpoint-{step:07}.safetensors"
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            save_file(tensors, partial, {"step": str(step), "settings": json.dumps(self.settings)})
+            os.replace(partial, path)
+        except Exception as error:
+            partial.unlink(missing_ok=True)
+            if is_full(error):
+                raise DiskFull(f"the disk of {self.out} is full: make room and go on with --resume") from error
+            raise
+        for old in self.all()[: -self.keep]:
+            old.unlink()
+
+    def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Take up the latest checkpoint; returns its step, or 0 where there is none.
+
+        Raises:
+            OptionError: the training was begun with other settings.
+            CheckpointError: the file is damaged.
+        """
+        path = self.latest()
+        if path is None:
+            return 0
+        try:
+            with safe_open(path, "pt") as file:
+                about = file.metadata()
+                self._check(json.loads(about["settings"]))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
+            module.load_state_dict({n.removeprefix(WEIGHT): t for n, t in tensors.items() if n.startswith(WEIGHT)})
+            state: dict[int, dict[str, torch.Tensor]] = {}
+            for name, tensor in tensors.items():
+                if name.startswith(STATE):
+                    index, _, key = name.removeprefix(STATE).partition(".")
+                    state.setdefault(int(index), {})[key] = tensor
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+            return int(about["step"])
+        except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged: delete it, and --resume takes the one before") from error
+
+    def _check(self, settings: dict[str, Any]) -> None:
+        mine = self.settings
+        if differing := [key for key in {**mine, **settings} if mine.get(key) != settings.get(key)]:
+            raise OptionError(f"the training in {self.out} was begun with another {', '.join(differing)}")

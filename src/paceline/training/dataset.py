@@ -1,0 +1,151 @@
+"""Training data as batches: which samples go together, and what is to be predicted where."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from paceline.errors import DataError
+from paceline.training.samples import GENERATED, PROMPT, UNKNOWN, Manifest, Shard
+
+IGNORE = -100  # a label that no loss looks at, as in torch
+WINDOW = 512  # samples among which those of like length are put together
+
+
+class Batch(NamedTuple):
+    """Texts side by side, padded at their ends. Position i's label is token i + 1."""
+
+    ids: Int[Tensor, "batch tokens"]
+    labels: Int[Tensor, "batch tokens"]  # IGNORE where the next token is none to learn
+    top_ids: Int[Tensor, "batch tokens k"]  # what the target found likeliest as next token; UNKNOWN where not asked
+    top_logp: Float[Tensor, "batch tokens k"]
+    rows: list[range]  # where the texts lie in the dataset, by token
+
+    def to(self, device: torch.device) -> Batch:
+        ids, labels, top_ids, top_logp = (tensor.to(device) for tensor in self[:4])
+        return Batch(ids, labels, top_ids, top_logp, self.rows)
+
+
+class Dataset:
+    """The samples of a folder that `paceline train data` wrote. Shards stay on the disk, mapped into memory.
+
+    Args:
+        max_length: longer samples are cut there.
+
+    Raises:
+        DataError: there is no data, it is damaged, or made with another tokenizer than `tokenizer`, a fingerprint.
+    """
+
+    def __init__(self, folder: Path, max_length: int = 1024, tokenizer: str | None = None) -> None:
+        self.folder, self.max_length, self.manifest = folder, max_length, Manifest(folder).read()
+        if tokenizer is not None and self.manifest["made"]["tokenizer"] != tokenizer:
+            raise DataError(
+                f"{folder} holds text of {self.manifest['made']['model']}, whose tokenizer is not this model's"
+            )
+        self.shards = [Shard.load(folder / name) for name in sorted(self.manifest["shards"])]
+        self.tokens = sum(len(shard.ids) for shard in self.shards)
+        self.where: list[tuple[int, int]] = []  # of each sample: its shard, its first token there
+        starts, lengths, learnt, generated = [], [], [], []
+        base = 0
+        for index, shard in enumerate(self.shards):
+            for start, stop in zip(shard.offsets[:-1].tolist(), shard.offsets[1:].tolist(), strict=True):
+                stop = min(stop, start + max_length)
+                mask = shard.mask[start + 1 : stop]
+                if count := int((mask != PROMPT).sum()):
+                    self.where.append((index, start))
+                    starts.append(base + start)
+                    lengths.append(stop - start)
+                    learnt.append(count)
+                    generated.append(bool((mask == GENERATED).any()))
+            base += len(shard.ids)
+        if not self.where:
+            raise DataError(f"{folder} has no samples to learn from")
+        self.starts, self.lengths, self.learnt = np.array(starts), np.array(lengths), np.array(learnt)
+        self.generated = np.array(generated)
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def split(self, held_back: int, seed: int) -> tuple[list[int], list[int]]:
+        """Samples to train on, and `held_back` generated ones (at most a tenth of all) to measure on."""
+        order = np.random.default_rng(seed).permutation(len(self)).tolist()
+        count = min(held_back, len(self) // 10)
+        held = [index for index in order if self.generated[index]][:count]
+        return sorted(set(order).difference(held)), held
+
+    def batches(self, samples: Sequence[int], tokens: int, seed: tuple[int, ...] | None) -> list[list[int]]:
+        """Samples of like length in batches of at most `tokens` tokens, padding included (a longer one alone).
+
+        Args:
+            seed: of the order, in which every sample comes once; None: by length.
+        """
+        order = np.array(samples)
+        shuffle = np.random.default_rng(seed)
+        if seed is not None:
+            shuffle.shuffle(order)
+        found: list[list[int]] = []
+        width = WINDOW if seed is not None else len(order)
+        for at in range(0, len(order), width):
+            window = order[at : at + width]
+            found += _filled(window[np.argsort(self.lengths[window], kind="stable")].tolist(), self.lengths, tokens)
+        if seed is not None:
+            shuffle.shuffle(found)
+        return found
+
+    def batch(self, samples: Sequence[int]) -> Batch:
+        all_ids, labels, top_ids, top_logp = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+        for index in samples:
+            number, start = self.where[index]
+            shard, stop = self.shards[number], start + int(self.lengths[index])
+            after = slice(start + 1, stop)  # the last token predicts nothing that we know
+            ids = shard.ids[start:stop].long()
+            all_ids.append(ids)
+            labels.append(torch.where(shard.mask[after] == PROMPT, IGNORE, ids[1:]))
+            top_ids.append(shard.top_ids[after].long())
+            top_logp.append(shard.top_logp[after].float())
+        width = int(self.lengths[list(samples)].max())
+        return Batch(
+            _padded(all_ids, width, 0),
+            _padded(labels, width, IGNORE),
+            _padded(top_ids, width, UNKNOWN),
+            _padded(top_logp, width, -torch.inf),
+            [range(self.starts[index], self.starts[index] + self.lengths[index]) for index in samples],
+        )
+
+    def frequencies(self, vocab: int) -> Int[Tensor, " vocab"]:
+        """How often each token is to be predicted."""
+        counts = torch.zeros(vocab, dtype=torch.long)
+        for shard in self.shards:
+            counts += torch.bincount(shard.ids[shard.mask != PROMPT].long(), minlength=vocab)
+        return counts
+
+    @property
+    def digest(self) -> str:
+        """Tells this data, cut to this length, from other data."""
+        facts = [self.manifest["made"], self.manifest["shards"], self.max_length]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _filled(samples: list[int], lengths: Any, tokens: int) -> list[list[int]]:
+    """Ascending samples cut into batches."""
+    found: list[list[int]] = [[]]
+    for index in samples:
+        if found[-1] and (len(found[-1]) + 1) * lengths[index] > tokens:
+            found.append([])
+        found[-1].append(index)
+    return found
+
+
+def _padded(rows: Sequence[Tensor], width: int, value: float) -> Tensor:
+    full = rows[0].new_full((len(rows), width, *rows[0].shape[1:]), value)
+    for index, row in enumerate(rows):
+        full[index, : len(row)] = row
+    return full

@@ -1,0 +1,125 @@
+"""`paceline train early-exit`: the exit head of EESD, on a target's frozen first layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.registry import require
+from paceline.training.dataset import IGNORE, Batch
+from paceline.training.frozen import Frozen
+from paceline.training.objectives import CHAIN, OBJECTIVES, chain_counts, soft_cross_entropy, soft_labels
+from paceline.training.samples import UNKNOWN
+
+STARTS = ("fitted", "last")
+
+
+@dataclass(frozen=True)
+class ExitConfig:
+    """What exit head to train, and on what.
+
+    Args:
+        layers: N, the target's layers below it.
+        exit_layers: of its own.
+        vocab: tokens it can draft, the most frequent of the text; None: all.
+        rank: of its output matrix; None: full.
+        start: "fitted": as the layers that follow the N-th in the target, with an output matrix fitted to the text
+            (see `fit_output`); "last": as the target's last layers, norm and output matrix, as in EESD.
+        objective: see `soft_labels`.
+        max_length: longer samples are cut there.
+        stored: keep the hidden states that enter the head in a file beside the data (see `StoredLayers`).
+    """
+
+    layers: int = 4
+    exit_layers: int = 1
+    vocab: int | None = 8192
+    rank: int | None = None
+    start: str = "fitted"
+    objective: str = "distil"
+    max_length: int = 1024
+    stored: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.start in STARTS, f"start must be {' or '.join(STARTS)}, not '{self.start}'")
+        require(self.objective in OBJECTIVES, f"objective must be {', '.join(OBJECTIVES)}, not '{self.objective}'")
+        require(self.vocab is None or self.vocab >= 1, f"vocab must be >= 1, not {self.vocab}")
+        require(self.max_length >= 2, f"max-length must be >= 2, not {self.max_length}")
+
+
+class EarlyExit:
+    """An exit head as a `Task`.
+
+    Args:
+        head: in float32; what it computes in is the trainer's affair.
+        frozen: the layers below it.
+        objective: see `soft_labels`.
+    """
+
+    counts = 2 * CHAIN + 4
+
+    def __init__(self, head: ExitHead, frozen: Frozen, objective: str = "text") -> None:
+        self.head, self.frozen, self.objective = head, frozen, objective
+
+    @property
+    def module(self) -> ExitHead:
+        return self.head
+
+    def loss(self, batch: Batch) -> Float[Tensor, ""]:
+        asked = batch.labels != IGNORE
+        return self._loss(self._logits(batch, asked), batch, asked)
+
+    def count(self, batch: Batch) -> Float[Tensor, " counts"]:
+        """Chains right and asked by length, likeliest tokens right and asked, loss, labels."""
+        asked = batch.labels != IGNORE
+        logits = self._logits(batch, asked)
+        drafted = logits.argmax(-1)
+        best = drafted if self.head.tokens is None else self.head.tokens[drafted]
+        right = torch.zeros_like(asked)
+        right[asked] = best == batch.labels[asked]
+        wanted = batch.top_ids[asked][:, 0] if batch.top_ids.shape[2] else batch.labels[asked].new_full((), UNKNOWN)
+        known = (wanted != UNKNOWN).expand_as(best)
+        parts = [
+            chain_counts(right, asked).flatten(),
+            torch.stack([((best == wanted) & known).sum(), known.sum()]),
+            self._loss(logits, batch, asked)[None],
+            asked.sum()[None],
+        ]
+        return torch.cat([part.float() for part in parts])
+
+    def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
+        """`accepted_n`: a greedy draft's first n tokens are all what the target wrote; `argmax`: the first one is what
+        it found likeliest; `loss`."""
+        hits, starts, (agreed, known, loss, labels) = counts[:CHAIN], counts[CHAIN : 2 * CHAIN], counts[2 * CHAIN :]
+        found = {
+            f"accepted_{n}": float(h / s.clamp(min=1))
+            for n, (h, s) in enumerate(zip(hits, starts, strict=True), start=1)
+        }
+        if known:
+            found["argmax"] = float(agreed / known)
+        return found | {"held_back_loss": float(loss / labels)}
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        self.head.config = replace(self.head.config, trained=about)
+        self.head.save(folder)
+
+    def _logits(self, batch: Batch, asked: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "n vocab"]:
+        hidden = self.frozen(batch).to(next(self.head.parameters()).dtype)
+        return self.head.outputs(self.head.states(hidden)[asked])
+
+    def _loss(self, logits: Float[Tensor, "n vocab"], batch: Batch, asked: Bool[Tensor, "batch tokens"]) -> Tensor:
+        tokens, weights = soft_labels(self.objective, batch.labels[asked], batch.top_ids[asked], batch.top_logp[asked])
+        return soft_cross_entropy(logits, self.head.labels(tokens), weights)
+
+
+def frequent_tokens(frequencies: Int[Tensor, " vocab"], count: int | None, always: tuple[int, ...]) -> list[int] | None:
+    """The `count` most frequent tokens, those of `always` among them; None: all."""
+    if count is None or count >= len(frequencies):
+        return None
+    order = frequencies.argsort(descending=True, stable=True).tolist()
+    return sorted([*always, *(token for token in order if token not in always)][:count])

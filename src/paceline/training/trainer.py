@@ -1,0 +1,266 @@
+"""The trainer: one loop for every drafter that learns from text, on one process or several."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from paceline.errors import OptionError, TrainingError
+from paceline.registry import require
+from paceline.training.checkpoints import Checkpoints
+from paceline.training.dataset import Batch, Dataset
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train.
+
+    Args:
+        epochs: passes over the data; EESD takes 4 to 6.
+        lr: highest learning rate, reached after the warm-up, falling to 0 by a cosine.
+        warmup: share of the steps.
+        tokens: a pass at a time, padding included.
+        accumulate: passes a step, those of all processes together.
+        weight_decay: of matrices; norms have none.
+        clip: largest norm of the gradient.
+        held_back: samples to measure on.
+        report: steps between measurements, and between checkpoints.
+        keep: latest checkpoints that stay.
+        seed: of the order of the data, and of what is held back.
+    """
+
+    epochs: int = 4
+    lr: float = 1e-3
+    warmup: float = 0.05
+    tokens: int = 2048
+    accumulate: int = 2
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    held_back: int = 64
+    report: int = 100
+    keep: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "tokens", "accumulate", "held_back", "report", "keep"):
+            require(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be >= 1, not {getattr(self, name)}")
+        require(self.lr > 0, f"lr must be > 0, not {self.lr}")
+        require(0 <= self.warmup < 1, f"warmup must lie in [0, 1), not {self.warmup}")
+        require(self.weight_decay >= 0, f"weight-decay must be >= 0, not {self.weight_decay}")
+        require(self.clip > 0, f"clip must be > 0, not {self.clip}")
+
+
+class Task(Protocol):
+    """What is trained, and how that is measured."""
+
+    counts: int  # how many numbers `count` gives
+
+    @property
+    def module(self) -> nn.Module:
+        """In eval mode also when it learns: without dropout there are no random numbers to resume."""
+        ...
+
+    def loss(self, batch: Batch) -> Float[Tensor, ""]:
+        """Summed over the labels."""
+        ...
+
+    def count(self, batch: Batch) -> Float[Tensor, " counts"]:
+        """Counts that add up over batches, and over processes."""
+        ...
+
+    def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
+        """What the sums of these counts say, by name."""
+        ...
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write the drafter as it is used, and how it was trained."""
+        ...
+
+
+class Report(NamedTuple):
+    """Where training stands after a step. `measured` comes every `report` steps, with a checkpoint."""
+
+    step: int
+    of: int
+    loss: float  # mean over the step's labels
+    lr: float
+    tokens_per_s: float  # of this run, measurements included
+    measured: dict[str, float] | None
+
+
+class Trainer:
+    """Trains a task on a dataset into the folder `out`.
+
+    The result depends on the configuration and the data alone: not on the number of processes (up to rounding), nor on
+    whether training was stopped and resumed on the way.
+
+    Raises:
+        OptionError: `out` holds another training, or one that was not to be resumed.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        data: Dataset,
+        config: TrainConfig,
+        out: Path,
+        accelerator: Accelerator,
+        *,
+        settings: dict[str, Any] | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.task, self.data, self.config, self.out, self.accelerator = task, data, config, out, accelerator
+        self.parameters = [weight for weight in task.module.parameters() if weight.requires_grad]
+        decayed = [weight for weight in self.parameters if weight.dim() > 1]
+        others = [weight for weight in self.parameters if weight.dim() < 2]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95))
+        training, held_back = data.split(config.held_back, config.seed)
+        self.held_back = data.batches(held_back, config.tokens, seed=None)
+        self.steps = self._plan(training)
+        self.checkpoints = Checkpoints(out, {**asdict(config), **(settings or {})}, config.keep)
+        self.step = self.checkpoints.restore(task.module, self.optimizer) if resume else 0
+        if not resume and self.checkpoints.latest() is not None:
+            raise OptionError(f"{out} holds a training that was begun: go on with --resume, or choose another folder")
+        for weight in self.parameters:  # processes may have rounded a start of their own
+            weight.data = broadcast(weight.data)
+        self.log = Log(out, self.step) if accelerator.is_main_process else None
+
+    def _plan(self, training: Sequence[int]) -> list[list[list[int]]]:
+        """The samples of every pass of every step."""
+        steps = []
+        for epoch in range(self.config.epochs):
+            passes = self.data.batches(training, self.config.tokens, seed=(self.config.seed, epoch))
+            steps += [passes[at : at + self.config.accumulate] for at in range(0, len(passes), self.config.accumulate)]
+        return steps
+
+    def run(self, told: Callable[[Report], None] = lambda _: None) -> dict[str, float]:
+        """Train to the end; returns the last measurement.
+
+        Raises:
+            TrainingError: the loss or its gradient is no number.
+            DiskFull: a checkpoint could not be written.
+        """
+        started, tokens, of = time.perf_counter(), 0, len(self.steps)
+        measured = self.measure()
+        if self.step == 0:
+            self._note({"step": 0, **measured})
+        while self.step < of:
+            loss, lr = self._step(self.steps[self.step])
+            tokens += sum(int(self.data.lengths[i]) for samples in self.steps[self.step] for i in samples)
+            self.step += 1
+            due = self.step % self.config.report == 0 or self.step == of
+            if due:
+                measured = self.measure()
+                self._save(measured)
+            self._note({"step": self.step, "loss": loss, "lr": lr, **(measured if due else {})})
+            speed = tokens / (time.perf_counter() - started)
+            told(Report(self.step, of, loss, lr, speed, measured if due else None))
+        return measured
+
+    def measure(self) -> dict[str, float]:
+        """On the samples held back, each process on its part of them."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        with torch.inference_mode(), self.accelerator.autocast():
+            total = torch.zeros(self.task.counts, device=self.accelerator.device)
+            for samples in self.held_back[rank::world]:
+                total += self.task.count(self.data.batch(samples).to(self.accelerator.device))
+        return self.task.measure(self._summed(total).cpu())
+
+    def _step(self, passes: list[list[int]]) -> tuple[float, float]:
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        labels = sum(int(self.data.learnt[index]) for samples in passes for index in samples)
+        device = self.accelerator.device
+        total = torch.zeros((), device=device)
+        self.optimizer.zero_grad(set_to_none=False)
+        for samples in passes[rank::world]:
+            batch = self.data.batch(samples).to(device)
+            with self.accelerator.autocast():
+                loss = self.task.loss(batch) / labels
+            loss.backward()
+            total += loss.detach()
+        total = self._share_gradients(total)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+        if not (torch.isfinite(total) and torch.isfinite(norm)):
+            good = self.checkpoints.latest()
+            raise TrainingError(
+                f"the loss is {float(total)}, its gradient's norm {float(norm)} at step {self.step + 1}: "
+                + (f"the last good checkpoint is {good}" if good else "there is no checkpoint yet")
+                + "; a lower --lr may help"
+            )
+        lr = self._lr(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        return float(total), lr
+
+    def _lr(self, step: int) -> float:
+        """Linear warm-up, then a cosine down to 0."""
+        warm = max(1, round(self.config.warmup * len(self.steps)))
+        if step < warm:
+            return self.config.lr * (step + 1) / warm
+        return self.config.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, len(self.steps) - warm)))
+
+    def _share_gradients(self, loss: Tensor) -> Tensor:
+        """Sum gradients, and the loss, over the processes: each has those of its part of the step's labels."""
+        if self.accelerator.num_processes == 1:
+            return loss
+        gradients = [weight.grad if weight.grad is not None else torch.zeros_like(weight) for weight in self.parameters]
+        flat = self._summed(torch.cat([loss.reshape(1).float(), *(g.reshape(-1).float() for g in gradients)]))
+        parts = flat[1:].split([weight.numel() for weight in self.parameters])
+        for weight, part in zip(self.parameters, parts, strict=True):
+            weight.grad = part.view_as(weight).to(weight.dtype)
+        return flat[0]
+
+    def _summed(self, tensor: Tensor) -> Tensor:
+        return self.accelerator.reduce(tensor, "sum") if self.accelerator.num_processes > 1 else tensor
+
+    def _save(self, measured: dict[str, float]) -> None:
+        if self.accelerator.is_main_process:
+            self.checkpoints.save(self.step, self.task.module, self.optimizer)
+            about = {"step": self.step, "steps": len(self.steps), "measured": measured}
+            self.task.save(self.out, self.checkpoints.settings | about)
+        self.accelerator.wait_for_everyone()
+
+    def _note(self, facts: dict[str, float]) -> None:
+        if self.log:
+            self.log.write(facts)
+
+
+class Log:
+    """`metrics.jsonl`, a line a step, and the same for TensorBoard where that is installed."""
+
+    def __init__(self, out: Path, step: int) -> None:
+        self.path, self.board = out / "metrics.jsonl", None
+        out.mkdir(parents=True, exist_ok=True)
+        before = [line for line in _complete(self.path) if json.loads(line)["step"] <= step] if step else []
+        self.path.write_text("".join(before))
+        with suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
+
+    def write(self, facts: dict[str, float]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(facts) + "\n")
+        if self.board:
+            for name, value in facts.items():
+                self.board.add_scalar(name, value, int(facts["step"]))
+
+
+def _complete(path: Path) -> list[str]:
+    """The lines of a file; a kill may have cut the last one short."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith("\n")]

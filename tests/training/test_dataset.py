@@ -1,0 +1,91 @@
+"""Batches of training data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers import one_thread  # noqa: F401
+from paceline.errors import DataError
+from paceline.training.dataset import IGNORE, Dataset
+from paceline.training.samples import GENERATED, PROMPT, UNKNOWN, Shard
+
+
+def test_batches_hold_every_sample_once(tiny_data: Path) -> None:
+    data = Dataset(tiny_data)
+    assert len(data) > 48
+    for seed in ((0, 0), (0, 1), None):
+        batches = data.batches(range(len(data)), 200, seed)
+        assert sorted(i for batch in batches for i in batch) == list(range(len(data)))
+        assert all(len(batch) * data.lengths[batch].max() <= 200 for batch in batches if len(batch) > 1)
+    assert data.batches(range(len(data)), 200, (0, 0)) == data.batches(range(len(data)), 200, (0, 0))
+    assert data.batches(range(len(data)), 200, (0, 0)) != data.batches(range(len(data)), 200, (0, 1))
+
+
+def test_labels_are_the_next_tokens(tiny_data: Path) -> None:
+    data = Dataset(tiny_data)
+    samples = [
+        (i, *pair)
+        for i, pair in enumerate(p for path in sorted(tiny_data.glob("samples-*")) for p in Shard.load(path).samples())
+    ]
+    chosen = [3, 17, len(samples) - 1]
+    batch = data.batch(chosen)
+    for row, index in enumerate(chosen):
+        _, ids, mask = samples[index]
+        assert batch.ids[row, : len(ids)].tolist() == ids
+        want = [token if flag != PROMPT else IGNORE for token, flag in zip(ids[1:], mask[1:], strict=True)]
+        assert batch.labels[row].tolist() == want + [IGNORE] * (batch.labels.shape[1] - len(want))
+        assert data.learnt[index] == len(ids) - mask.count(PROMPT)
+        for at, flag in enumerate(mask[1:]):
+            assert (batch.top_ids[row, at, 0] != UNKNOWN) == (flag == GENERATED)
+        assert len(batch.rows[row]) == len(ids)
+    assert batch.labels.shape == batch.ids.shape == batch.top_ids.shape[:2]
+
+
+def test_the_target_is_asked_about_the_same_position(tiny_data: Path) -> None:
+    """At a greedy position the label is the likeliest token."""
+    data = Dataset(tiny_data)
+    batch = data.batch([0])
+    first = int((batch.labels[0] != IGNORE).nonzero()[0])
+    assert batch.labels[0, first] == batch.top_ids[0, first, 0]
+
+
+def test_cut(tiny_data: Path) -> None:
+    data = Dataset(tiny_data, max_length=30)
+    assert data.lengths.max() == 30
+    assert data.batch([0]).ids.shape[1] <= 30
+
+
+def test_split(tiny_data: Path) -> None:
+    data = Dataset(tiny_data)
+    training, held = data.split(4, seed=0)
+    assert len(held) == 4
+    assert data.generated[held].all()
+    assert sorted(training + held) == list(range(len(data)))
+    assert data.split(4, seed=1)[1] != held
+    assert len(data.split(10**6, seed=0)[1]) == len(data) // 10
+
+
+def test_frequencies(tiny_data: Path) -> None:
+    data = Dataset(tiny_data)
+    assert int(data.frequencies(257).sum()) == sum(
+        data.manifest["shards"][name]["trained"] for name in data.manifest["shards"]
+    )
+    assert np.array_equal(data.learnt.sum(), int(data.frequencies(257).sum()))
+
+
+def test_errors(tiny_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no training data"):
+        Dataset(tmp_path)
+    with pytest.raises(DataError, match="tokenizer is not this model's"):
+        Dataset(tiny_data, tokenizer="another")
+    facts = json.loads((tiny_data / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(facts))
+    with pytest.raises(DataError, match="cannot read"):
+        Dataset(tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps(facts | {"shards": {}}))
+    with pytest.raises(DataError, match="no samples to learn from"):
+        Dataset(tmp_path)

@@ -1,0 +1,240 @@
+"""Training an exit head: it learns, its start, what is loaded, and that stops, processes and stores change nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+
+from helpers import one_thread  # noqa: F401
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.errors import CheckpointError, DataError, OptionError, TrainingError
+from paceline.targets.span import Span
+from paceline.targets.target import as_target
+from paceline.training import frozen
+from paceline.training.assemble import Assembled, early_exit
+from paceline.training.dataset import Dataset
+from paceline.training.early_exit import ExitConfig, frequent_tokens
+from paceline.training.trainer import Report, TrainConfig, Trainer
+
+CPU = torch.device("cpu")
+TRAIN = {"epochs": 2, "tokens": 200, "accumulate": 2, "report": 5, "held_back": 4, "lr": 3e-3}
+
+
+def assembled(model: Path, data: Path, **options: Any) -> Assembled:
+    return early_exit(str(model), data, ExitConfig(**{"layers": 1, "vocab": 100, **options}), TrainConfig(**TRAIN), CPU)
+
+
+def trainer(made: Assembled, out: Path, resume: bool = False, **options: Any) -> Trainer:
+    config = TrainConfig(**{**TRAIN, **options})
+    return Trainer(made.task, made.data, config, out, Accelerator(cpu=True), settings=made.settings, resume=resume)
+
+
+def curve(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_it_learns_and_can_be_used(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    made = assembled(tiny_model_dir, tiny_data, vocab=None)
+    trained = trainer(made, tmp_path / "out", epochs=6)
+    seen: list[Report] = []
+    measured = trained.run(seen.append)
+    lines = curve(tmp_path / "out")
+    assert [line["step"] for line in lines] == list(range(len(trained.steps) + 1))
+    assert measured["held_back_loss"] < lines[0]["held_back_loss"]
+    assert measured["argmax"] > max(0.3, lines[0]["argmax"])
+    assert 1 >= measured["accepted_1"] >= measured["accepted_2"] >= measured["accepted_5"] >= 0
+    assert seen[-1].step == seen[-1].of == len(trained.steps)
+    target = as_target(AutoModelForCausalLM.from_pretrained(tiny_model_dir))
+    head = ExitHead.load(tmp_path / "out", target)
+    assert head.config.trained["objective"] == "distil"
+    assert head.config.trained["measured"] == measured
+    torch.testing.assert_close(head.state_dict(), made.task.head.state_dict())
+
+
+def test_measured_acceptance_is_that_of_drafts(tiny_model_dir: Path, tiny_data: Path) -> None:
+    """Draft greedily from every position of a held-back text, token by token, and compare."""
+    made = assembled(tiny_model_dir, tiny_data, vocab=None, stored=False)
+    target = as_target(AutoModelForCausalLM.from_pretrained(tiny_model_dir))
+    [index] = [i for i in range(len(made.data)) if made.data.generated[i]][:1]
+    batch = made.data.batch([index])
+    ids, first = batch.ids[0].tolist(), int((batch.labels[0] != -100).nonzero()[0]) + 1
+
+    @torch.inference_mode()
+    def draft(context: list[int]) -> int:
+        span = Span(torch.tensor([context]), np.zeros(1, dtype=np.int64))
+        hidden = target.layers(target.embed(span), span, target.new_cache(1, len(context)), 0, 1)
+        return int(made.task.head(hidden)[0, -1].argmax())
+
+    hits = starts = 0
+    for at in range(first, len(ids) - 1):
+        context = ids[:at]
+        context.append(draft(context))
+        context.append(draft(context))
+        hits, starts = hits + (context[at:] == ids[at : at + 2]), starts + 1
+    with torch.inference_mode():
+        counts = made.task.count(batch)
+    assert (counts[1], counts[6]) == (hits, starts)
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 8}, {"exit_layers": 0}])
+def test_start(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Fitted to the text, it agrees with the target more often than a copy of the last layers does."""
+    fitted = trainer(assembled(tiny_model_dir, tiny_data, **options), tmp_path / "a")
+    last = trainer(assembled(tiny_model_dir, tiny_data, start="last", **options), tmp_path / "b")
+    assert fitted.measure()["held_back_loss"] < last.measure()["held_back_loss"]
+
+
+def test_the_last_layers_are_the_paper_s_start(tiny_model_dir: Path, tiny_data: Path) -> None:
+    head = assembled(tiny_model_dir, tiny_data, start="last", vocab=None).task.head
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    torch.testing.assert_close(head.decoder.layers[0].state_dict(), model.model.layers[-1].state_dict())
+    torch.testing.assert_close(head.lm.get_output_embeddings().weight, model.lm_head.weight)
+
+
+def test_what_is_loaded(tiny_model_dir: Path, tiny_data: Path) -> None:
+    made = assembled(tiny_model_dir, tiny_data)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    layer, embedding = (sum(w.numel() for w in part.parameters()) for part in (model.model.layers[0], model.lm_head))
+    assert made.total == embedding + 3 * layer + 32
+    assert made.loaded == (embedding + layer + 32) + (layer + 32 + 100 * 32)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_hidden_states(tiny_model_dir: Path, tiny_data: Path, stored: bool) -> None:
+    made = assembled(tiny_model_dir, tiny_data, layers=2, stored=stored)
+    model, batch = AutoModelForCausalLM.from_pretrained(tiny_model_dir), made.data.batch([5, 2, 9])
+    with torch.no_grad():
+        want = model(batch.ids, output_hidden_states=True).hidden_states[2]
+    got = made.task.frozen(batch)
+    for row, tokens in enumerate(batch.rows):
+        torch.testing.assert_close(got[row, : len(tokens)], want[row, : len(tokens)], rtol=2e-3, atol=2e-3)
+
+
+def test_resumed_is_uninterrupted(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    whole = trainer(assembled(tiny_model_dir, tiny_data), tmp_path / "whole")
+    whole.run()
+
+    class Killed(BaseException):
+        pass
+
+    def kill(now: Report) -> None:
+        if now.step == 8:
+            raise Killed
+
+    with pytest.raises(Killed):
+        trainer(assembled(tiny_model_dir, tiny_data), tmp_path / "cut").run(kill)
+    assert curve(tmp_path / "cut")[-1]["step"] == 8
+    with pytest.raises(OptionError, match="--resume"):
+        trainer(assembled(tiny_model_dir, tiny_data), tmp_path / "cut")
+    with pytest.raises(OptionError, match="another lr"):
+        trainer(assembled(tiny_model_dir, tiny_data), tmp_path / "cut", resume=True, lr=1.0)
+    again = trainer(assembled(tiny_model_dir, tiny_data), tmp_path / "cut", resume=True)
+    assert again.step == 5
+    again.run()
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    ours, theirs = (ExitHead.load(tmp_path / name).state_dict() for name in ("cut", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert len(list((tmp_path / "cut").glob("checkpoint-*"))) == 2
+
+
+def test_damaged_checkpoint(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    made = assembled(tiny_model_dir, tiny_data)
+    trainer(made, tmp_path, resume=True).run()  # nothing to resume: it begins
+    latest = sorted(tmp_path.glob("checkpoint-*"))[-1]
+    part = latest.read_bytes()[:-50]
+    latest.unlink()
+    latest.write_bytes(part)
+    with pytest.raises(CheckpointError, match="delete it"):
+        trainer(made, tmp_path, resume=True)
+
+
+def test_no_number(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    made = assembled(tiny_model_dir, tiny_data)
+    broken = trainer(made, tmp_path)
+
+    def spoil(now: Report) -> None:
+        if now.step == 6:
+            made.task.head.lm.get_output_embeddings().weight.data[0] = torch.nan
+
+    with pytest.raises(TrainingError, match=r"the loss is nan.* at step 7.*checkpoint-0000005\.safetensors"):
+        broken.run(spoil)
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 1
+
+
+def test_full_disk(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.errors import DiskFull
+    from paceline.training import checkpoints
+
+    def full(*arguments: object) -> None:
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    run = trainer(assembled(tiny_model_dir, tiny_data), tmp_path)
+    monkeypatch.setattr(checkpoints, "save_file", full)
+    with pytest.raises(DiskFull, match="make room"):
+        run.run()
+
+
+def test_store_is_made_once_and_checked(tiny_model_dir: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assembled(tiny_model_dir, tiny_data)
+    [path] = tiny_data.glob("hidden-1-*.f16")
+    monkeypatch.setattr(frozen.FrozenLayers, "__call__", None)
+    assembled(tiny_model_dir, tiny_data)
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole[:-2])
+    try:
+        with pytest.raises(DataError, match="delete it"):
+            assembled(tiny_model_dir, tiny_data)
+    finally:
+        path.write_bytes(whole)
+
+
+def test_frequent_tokens() -> None:
+    counts = torch.tensor([0, 5, 0, 7, 5, 1])
+    assert frequent_tokens(counts, 3, (2,)) == [1, 2, 3]
+    assert frequent_tokens(counts, 6, ()) is None
+    assert frequent_tokens(counts, None, ()) is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"layers": 3}, {"layers": 0}, {"exit_layers": 9}, {"vocab": 0}, {"start": "x"}, {"objective": "x"}]
+)
+def test_wrong_options(tiny_model_dir: Path, tiny_data: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        assembled(tiny_model_dir, tiny_data, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"lr": 0.0}, {"warmup": 1.0}, {"clip": 0}, {"weight_decay": -1}])
+def test_wrong_training(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        TrainConfig(**wrong)
+
+
+def test_two_processes_give_the_curve_of_one(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Through Accelerate's launcher, over gloo."""
+    command = ["-m", "paceline", "train", "early-exit", "--model", tiny_model_dir, "--data", tiny_data, "--json"]
+    command += ["--layers", 1, "--vocab", 100, "--tokens", 200, "--accumulate", 3, "--epochs", 2, "--report", 5]
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", 2, "--num_machines", 1]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", 0]
+    one = subprocess.Popen(list(map(str, [sys.executable, *command, "--out", tmp_path / "one", "--device", "cpu"])))
+    words = [*launch, *command, "--out", tmp_path / "two", "--device", "cpu"]
+    two = subprocess.run(list(map(str, [sys.executable, *words])), capture_output=True, text=True)
+    assert two.returncode == 0, two.stderr
+    assert one.wait() == 0
+    assert len(two.stdout.splitlines()) == 1  # one process speaks
+    ours, theirs = curve(tmp_path / "one"), curve(tmp_path / "two")
+    assert len(ours) == len(theirs) > 5
+    for a, b in zip(ours, theirs, strict=True):
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
+    assert (
+        Dataset(tiny_data).digest == json.loads((tmp_path / "two" / "early-exit.json").read_text())["trained"]["data"]
+    )

@@ -1,0 +1,69 @@
+"""Losses against their definitions, and simulated acceptance against a simulation."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.training.dataset import IGNORE
+from paceline.training.objectives import CHAIN, chain_counts, soft_cross_entropy, soft_labels
+from paceline.training.samples import UNKNOWN
+
+LABELS = torch.tensor([3, 1, 2])
+TOP = torch.tensor([[3, 0], [4, 1], [UNKNOWN, UNKNOWN]])
+LOGP = torch.tensor([[-0.1, -3.0], [-0.5, -1.0], [-torch.inf, -torch.inf]])
+
+
+def test_text_is_cross_entropy() -> None:
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    tokens, weights = soft_labels("text", LABELS, TOP, LOGP)
+    want = F.cross_entropy(logits, LABELS, reduction="sum")
+    torch.testing.assert_close(soft_cross_entropy(logits, tokens, weights), want)
+
+
+def test_argmax_is_cross_entropy_with_the_target_s_choice() -> None:
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    tokens, weights = soft_labels("argmax", LABELS, TOP, LOGP)
+    want = F.cross_entropy(logits, torch.tensor([3, 4, 2]), reduction="sum")
+    torch.testing.assert_close(soft_cross_entropy(logits, tokens, weights), want)
+
+
+def test_distil_is_least_where_the_draft_is_the_target() -> None:
+    """Its gradient vanishes there, and where the target was not asked the text is learnt."""
+    tokens, weights = soft_labels("distil", LABELS, TOP, LOGP)
+    torch.testing.assert_close(weights.sum(1), torch.ones(3))
+    p = torch.zeros(3, 5).scatter_add(1, tokens.clamp(min=0), weights)
+    torch.testing.assert_close(p[0, 3] / p[0, 0], torch.exp(torch.tensor(2.9)))
+    assert p[2].tolist() == [0, 0, 1, 0, 0]
+    logits = (p[:2] + 1e-9).log().requires_grad_()
+    soft_cross_entropy(logits, tokens[:2], weights[:2]).backward()
+    assert logits.grad.abs().max() < 1e-5
+
+
+def test_labels_outside_the_vocabulary_do_not_count() -> None:
+    logits = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    outputs, weights = torch.tensor([[1, IGNORE], [IGNORE, IGNORE]]), torch.tensor([[0.7, 0.3], [0.5, 0.5]])
+    want = -0.7 * logits.log_softmax(-1)[0, 1]
+    torch.testing.assert_close(soft_cross_entropy(logits, outputs, weights), want)
+
+
+def test_without_the_target_s_choices_the_text_is_learnt() -> None:
+    nothing = torch.empty(3, 0)
+    for objective in ("text", "argmax", "distil"):
+        tokens, weights = soft_labels(objective, LABELS, nothing.long(), nothing)
+        assert tokens.tolist() == LABELS[:, None].tolist()
+        assert weights.tolist() == [[1], [1], [1]]
+
+
+@given(st.lists(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=9, max_size=9), min_size=1, max_size=3))
+def test_chains_are_counted_as_drafts_would_go(rows: list[list[tuple[bool, bool]]]) -> None:
+    right = torch.tensor([[r for r, _ in row] for row in rows])
+    asked = torch.tensor([[a for _, a in row] for row in rows])
+    hits, starts = chain_counts(right, asked).tolist()
+    for n in range(1, CHAIN + 1):
+        chains = [row[at : at + n] for row in rows for at in range(len(row) - n + 1)]
+        drafts = [chain for chain in chains if all(a for _, a in chain)]
+        assert starts[n - 1] == len(drafts)
+        assert hits[n - 1] == sum(all(r for r, _ in draft) for draft in drafts)
