@@ -20,7 +20,7 @@ def profile(tier: str, first: float) -> Profile:
         width: PassProfile(first * width**0.5, first * 0.9, first * width, 5, 100, 10, 1000, first * 0.4)
         for width in (1, 2, 4)
     }
-    return Profile("m", tier, "cpu", "float32", 2, 64, True, "why", 0.0, Roofline(4e10, 1e11), passes)
+    return Profile("m", "m", tier, "cpu", "float32", 2, 64, True, "why", 0.0, Roofline(4e10, 1e11), passes)
 
 
 @pytest.mark.parametrize("suffix", SIGNATURES)

@@ -14,7 +14,17 @@ from paceline.drafters.base import Drafter, Row
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree import TokenTree
 from paceline.errors import ContextOverflow, OptionError
-from paceline.profiling import PassCost, Profile, Roofline, measure, measure_roofline, pass_cost, roofline, time_passes
+from paceline.profiling import (
+    PassCost,
+    Profile,
+    Roofline,
+    measure,
+    measure_roofline,
+    pass_cost,
+    roofline,
+    stored_passes,
+    time_passes,
+)
 from paceline.profiling.timing import compare_passes
 from paceline.targets import Target, make_target
 from tiny import small_llama
@@ -88,8 +98,9 @@ def test_profiles_side_by_side(targets: list[Target], roof: Roofline, cache_dir:
     stored = {one.save() for one in found}
     assert stored == set((cache_dir / "profiles").iterdir())
     assert len(stored) == 2
-    for one in found:
+    for one, target in zip(found, targets, strict=True):
         assert json.loads(one.path.read_text()) == json.loads(json.dumps(one.as_dict()))
+        assert stored_passes(target) == {width: timing.median for width, timing in one.passes.items()}
 
 
 def test_noise_between_widths(targets: list[Target]) -> None:
@@ -114,6 +125,11 @@ def test_refused(targets: list[Target]) -> None:
 def test_files_by_what_costs_depend_on(targets: list[Target], roof: Roofline, cache_dir: Path) -> None:
     [one] = measure(targets[1:], "hub/../model", context=4, repeats=1, widths=(1, 2))
     assert one.path.parent == cache_dir / "profiles"
+    assert stored_passes(targets[1]) is None  # it was not saved
+    one.save()
+    assert stored_passes(targets[1]) is not None
+    one.path.write_text("{}")
+    assert stored_passes(targets[1]) is None
     others = [{"device": "cuda:1"}, {"dtype": "bfloat16"}, {"exact": True}, {"tier": "torch"}, {"threads": 99}]
     paths = {Profile(**vars(one) | change).path for change in others}
     assert len(paths | {one.path}) == 6

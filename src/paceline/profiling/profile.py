@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from paceline.drafters.base import Drafter
+from paceline.drafters.skip_set import model_key
 from paceline.profiling.roofline import Roofline, measure_roofline, pass_cost
 from paceline.profiling.timing import WIDTHS, Passes, Timing, compare_drafts, compare_passes
 from paceline.registry import require
@@ -36,6 +37,7 @@ class PassProfile(Timing):
 @dataclass(frozen=True)
 class Profile:
     """Attributes:
+    model: as it was named, for reports; `key` as `model_key` has it.
     exact, exactness: as of the target.
     noise: largest difference of a logit of the same token between widths, as measured; 0 if the target is exact.
     passes: by width k, one pass over k new tokens behind `context` committed ones, batch 1.
@@ -43,6 +45,7 @@ class Profile:
     """
 
     model: str
+    key: str
     tier: str
     device: str
     dtype: str
@@ -64,10 +67,7 @@ class Profile:
     @property
     def path(self) -> Path:
         """Where `save` puts it: a file for each of the settings that costs depend on."""
-        exact = "exact" if self.exact else "inexact"
-        settings = self.model, self.device, self.dtype, exact, self.tier, str(self.threads)
-        name = "-".join(re.sub(r"[^\w.-]+", "-", setting).strip("-.") for setting in settings)
-        return store.root() / "profiles" / f"{name}.json"
+        return _path(self.key, self.device, self.dtype, self.exact, self.tier, self.threads)
 
     def save(self) -> Path:
         """Write it, whole or not at all. Raises ModelError when the cache cannot be written."""
@@ -82,6 +82,23 @@ class Profile:
                     os.unlink(file.name)
                     raise
         return self.path
+
+
+def _path(key: str, device: str, dtype: str, exact: bool, tier: str, threads: int) -> Path:
+    settings = key, device, dtype, "exact" if exact else "inexact", tier, str(threads)
+    name = "-".join(re.sub(r"[^\w.-]+", "-", setting).strip("-.") for setting in settings)
+    return store.root() / "profiles" / f"{name}.json"
+
+
+def stored_passes(target: Target) -> dict[int, float] | None:
+    """Median seconds of a pass by width, from the profile that was saved of this target; None when there is none."""
+    dtype = str(target.dtype).removeprefix("torch.")
+    path = _path(model_key(target), str(target.device), dtype, target.exact, target.tier, torch.get_num_threads())
+    try:
+        passes = json.loads(path.read_text(encoding="utf-8"))["passes"]
+        return {int(width): float(timing["median"]) for width, timing in passes.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def measure(
@@ -129,6 +146,7 @@ def _assemble(
     costs = {width: pass_cost(target, width, context) for width in passes.timings}
     return Profile(
         model=model,
+        key=model_key(target),
         tier=target.tier,
         device=str(target.device),
         dtype=str(target.dtype).removeprefix("torch."),

@@ -10,14 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from paceline.decoding.engine import Engine
+from paceline.decoding.replay import Replay
 from paceline.decoding.request import Request
-from paceline.decoding.verify import Outcome, walk
 from paceline.drafters.base import Drafter
-from paceline.drafters.tree import TokenTree
 from paceline.policies.fixed import Fixed
 from paceline.targets import Target
 from paceline.targets.span import Span
@@ -104,7 +102,7 @@ def compare_drafts(drafters: Sequence[Drafter], context: int, repeats: int) -> l
     for drafter in drafters:
         target = drafter.target
         text = _text(target, min(context + rounds * (DRAFT_LENGTH + 1), target.context))
-        requests.append(_Replay(text, context))
+        requests.append(Replay(text[:context], text[context:], Fixed(k=DRAFT_LENGTH)))
         running.append(Engine(target, drafter).run(requests[-1:]))
     for _ in range(rounds):
         for engine in running:
@@ -115,22 +113,6 @@ def compare_drafts(drafters: Sequence[Drafter], context: int, repeats: int) -> l
 def _seconds_a_token(request: Request) -> Timing | None:
     drafted = [round for round in request.stats.rounds[WARM_UP:] if round.depth]
     return Timing.of([round.seconds["draft"] / round.depth for round in drafted]) if drafted else None
-
-
-class _Replay(Request):
-    """A request that continues as a given text does, whatever the target thinks of it: what a drafter is asked then
-    does not depend on the model."""
-
-    def __init__(self, text: list[int], prompt: int) -> None:
-        super().__init__(text[:prompt], limit=len(text) - prompt, policy=Fixed(k=DRAFT_LENGTH))
-        self.whole = text
-
-    @property
-    def plain(self) -> bool:
-        return False
-
-    def verify(self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"]) -> Outcome:
-        return walk(tree, [self.whole[len(self.ids) + depth] for depth in tree.depths])
 
 
 def _text(target: Target, length: int) -> list[int]:
