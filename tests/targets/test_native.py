@@ -242,6 +242,19 @@ def test_the_blocks_of_a_gguf_file(tmp_path: Path, cache_dir: Path) -> None:
     assert sum(matrix.bytes for matrix in exact.native.matrices) < sum(m.bytes for m in floats.native.matrices) / 4
 
 
+@pytest.mark.parametrize(("hidden", "kind"), [(64, Kind.Q8_0), (56, Kind.F32)])
+def test_rounded(hidden: int, kind: Kind) -> None:
+    """Near the model, where its rows are made of whole blocks; elsewhere the model itself."""
+    size = {"hidden_size": hidden, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ids = random_ids(20)
+    model = NativeTarget(small_llama(**size).float())
+    rounded = NativeTarget(small_llama(**size).float(), storage="rounded")
+    assert {matrix.kind for matrix in rounded.native.matrices if matrix.c.inputs == hidden} == {kind}
+    want, got = chunked(model, ids, 20), chunked(rounded, ids, 20)
+    error = float((got - want).std() / want.std())
+    assert 0 < error < 0.05  # the MLP's second matrix has whole blocks in both cases
+
+
 def test_storage_that_cannot_be(tmp_path: Path) -> None:
     for storage, words in (("int3", "there are auto"), ("blocks", "come from a GGUF file")):
         with pytest.raises(OptionError, match=words):

@@ -113,6 +113,8 @@ class Target(ABC):
     def _through(
         self, span: Span, cache: KVCache, taps: Collection[int], start: int = 0, hidden: Tensor | None = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
+        if any(tap < start for tap in taps):
+            raise ValueError(f"a pass from layer {start} on cannot tap what entered a layer below")
         if hidden is None:
             hidden = self.embed(span)
         at, tapped = start, {}

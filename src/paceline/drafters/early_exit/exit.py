@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from paceline.drafters.base import Row
 from paceline.drafters.early_exit.head import ExitHead
@@ -43,7 +44,7 @@ class Exit:
         lm, self.layers = head.lm, head.config.exit_layers
         # Tiers take over whole models; this one is entered behind its embedding.
         lm.set_input_embeddings(nn.Embedding(1, lm.config.hidden_size, dtype=target.dtype, device=target.device))
-        self.model = make_target(lm, tier=target.tier if self.layers else "torch")
+        self.model = _runs(lm, target.tier if self.layers else "torch")
         self._lift = None if head.lift is None else _linear(head.lift.weight.detach())
         self.cache: KVCache
 
@@ -96,6 +97,14 @@ class Exit:
     def _layers(self, hidden: Tensor, cache: KVCache, starts: np.ndarray) -> Tensor:
         ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)  # for their shape
         return self.model.layers(hidden, Span(ids, starts), cache, 0, self.layers)
+
+
+def _runs(lm: PreTrainedModel, tier: str) -> Target:
+    if tier == "native":
+        from paceline.targets.native import NativeTarget
+
+        return NativeTarget(lm, storage="rounded")  # the least to read, and drafts need not be exact
+    return make_target(lm, tier=tier)
 
 
 def _linear(weight: Float[Tensor, "out in"]) -> PackedLinear | PlainLinear:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 from torch import Tensor, nn
 
 from paceline.errors import OptionError
 from paceline.targets.native.blocks import Blocks
 from paceline.targets.native.memory import Arena, MappedFiles
-from paceline.targets.native.weights import Kind, Packed, Rows
+from paceline.targets.native.weights import BLOCK, Kind, Packed, Rows
 
-MODES = ("auto", "blocks", "bf16", "fp32")
+MODES = ("auto", "blocks", "bf16", "fp32", "rounded")
 _SOME = 512  # rows at a time, so that nothing large is copied
 
 
@@ -23,7 +25,8 @@ class Storage:
     Args:
         mode: "auto" takes the blocks of the GGUF file that the checkpoint was made from where they are exactly its
             weights, else bfloat16 where that is exact, else float32. "blocks" and "bf16" have only float32 to fall
-            back to, matrix by matrix; "fp32" is float32 for all.
+            back to, matrix by matrix; "fp32" is float32 for all. "rounded" is the only one that changes the model:
+            blocks of 8 bits near the weights, for drafters.
         source: the GGUF file, if there is one.
         heads: number of heads of the modules that have any, by the last part of their names.
 
@@ -38,13 +41,16 @@ class Storage:
         if mode == "blocks" and source is None:
             raise OptionError("storage 'blocks' is for models that come from a GGUF file")
         self._mapped, self._arena = MappedFiles(), Arena()
-        self._bfloat16 = mode in ("auto", "bf16")
+        self._bfloat16, self._rounded = mode in ("auto", "bf16", "rounded"), mode == "rounded"
         self._blocks = Blocks(source, layers, heads) if source and mode in ("auto", "blocks") else None
 
     def pack(self, modules: Mapping[str, nn.Linear | nn.Embedding], interleaved: bool = False) -> Packed:
         """One matrix of the modules of these names: one below the other, or interleaved."""
         weights = [module.weight.detach() for module in modules.values()]
-        packed = self._as_blocks(list(modules), weights, interleaved) or self._as_floats(weights, interleaved)
+        if self._rounded and weights[0].shape[1] % BLOCK == 0:
+            packed = self._as_rounded(weights, interleaved)
+        else:
+            packed = self._as_blocks(list(modules), weights, interleaved) or self._as_floats(weights, interleaved)
         if biases := [m.bias.detach() for m in modules.values() if isinstance(m, nn.Linear) and m.bias is not None]:
             packed.set_bias(biases)
         for module in modules.values():
@@ -52,27 +58,41 @@ class Storage:
         return packed
 
     def _as_blocks(self, names: Sequence[str], weights: Sequence[Tensor], interleaved: bool) -> Packed | None:
-        found = [self._blocks.rows(name) for name in names] if self._blocks else []
-        parts = [rows for rows in found if rows is not None]
-        if len(parts) < len(names) or len({rows.kind for rows in parts}) > 1:
+        found = [self._blocks.matrix(name) for name in names] if self._blocks else []
+        parts = [matrix for matrix in found if matrix is not None]
+        if len(parts) < len(names) or len({matrix.kind for matrix in parts}) > 1:
             return None
-        packed = Packed(parts[0].kind, parts[0].inputs, [len(rows.data) for rows in parts], interleaved, self._arena)
-        for part, (rows, weight) in enumerate(zip(parts, weights, strict=True)):
-            places = packed.places(part)
-            packed.write(rows.data, places)
-            for some, expected in zip(places.split(_SOME), weight.split(_SOME), strict=True):
-                if not torch.equal(packed.rows(some), expected.float()):
+        packed = Packed(
+            parts[0].kind, parts[0].inputs, [len(matrix.order) for matrix in parts], interleaved, self._arena
+        )
+        for part, (matrix, weight) in enumerate(zip(parts, weights, strict=True)):
+            places, first = packed.places(part), 0
+            for rows in matrix.order.split(_SOME):
+                packed.write(matrix.read(first, len(rows)), places[rows])
+                if not torch.equal(packed.rows(places[rows]), weight[rows].float()):
                     return None
-                self._mapped.release(expected)
+                self._mapped.release(weight[rows.min() : rows.max() + 1])
+                first += len(rows)
         return packed
 
     def _as_floats(self, weights: Sequence[Tensor], interleaved: bool) -> Packed:
         exact = self._bfloat16 and all(_is_bfloat16(some) for weight in weights for some in weight.split(_SOME))
         kind, dtype = (Kind.BF16, torch.bfloat16) if exact else (Kind.F32, torch.float32)
+        return self._fill(kind, weights, interleaved, lambda some: Rows.of(some.to(dtype)).data)
+
+    def _as_rounded(self, weights: Sequence[Tensor], interleaved: bool) -> Packed:
+        def rounded(some: Tensor) -> Tensor:
+            return torch.from_numpy(quantize(some.float().numpy(), GGMLQuantizationType.Q8_0))
+
+        return self._fill(Kind.Q8_0, weights, interleaved, rounded)
+
+    def _fill(
+        self, kind: Kind, weights: Sequence[Tensor], interleaved: bool, stored: Callable[[Tensor], Tensor]
+    ) -> Packed:
         packed = Packed(kind, weights[0].shape[1], [len(weight) for weight in weights], interleaved, self._arena)
         for part, weight in enumerate(weights):
             for some, places in zip(weight.split(_SOME), packed.places(part).split(_SOME), strict=True):
-                packed.write(Rows.of(some.to(dtype)).data, places)
+                packed.write(stored(some), places)
                 self._mapped.release(some)
         return packed
 
