@@ -1,0 +1,69 @@
+"""Samples of the model itself as a corpus; how texts are read is tested with what is built from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from paceline.drafters.corpora import Corpus
+from paceline.drafters.trigram.matrix import fingerprint
+from paceline.errors import CorpusError, TokenizerMismatch
+from paceline.training.samples import Manifest, Sample, shard_name, write_shard
+
+
+def folder_of(path: Path, tokenizer: PreTrainedTokenizerFast, shards: list[list[Sample]]) -> Path:
+    manifest = Manifest(path)
+    manifest.open({"tokenizer": fingerprint(tokenizer)})
+    for number, samples in enumerate(shards):
+        write_shard(path, number, samples, 2, {"samples": len(samples)})
+        manifest.add(shard_name(number), {"samples": len(samples)})
+    return path
+
+
+def read(paths: list[Path], tokenizer: PreTrainedTokenizerFast) -> tuple[list[list[int]], Corpus]:
+    corpus = Corpus(tokenizer, paths, lambda text, total: lambda done: None, "")
+    return [ids.tolist() for ids in corpus], corpus
+
+
+def test_what_the_model_wrote(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """With the three tokens before it, which n-grams look back on."""
+    turns = Sample([*range(20)], [0] * 5 + [1] * 4 + [0] * 6 + [1] * 5)
+    shards = [[turns, Sample([30, 31, 32], [0, 1, 1])], [Sample([40, 41], [1, 1])]]
+    found, corpus = read([folder_of(tmp_path / "d", tiny_tokenizer, shards)], tiny_tokenizer)
+    assert found == [[*range(2, 9)], [*range(12, 20)], [30, 31, 32], [40, 41]]
+    [source] = corpus.sources
+    assert (source.name, source.texts, source.tokens) == ("d", 4, 20)
+    assert source.bytes == sum(path.stat().st_size for path in (tmp_path / "d").glob("*.safetensors"))
+
+
+def test_with_text(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abc")
+    folder = folder_of(tmp_path / "d", tiny_tokenizer, [[Sample([1, 2], [0, 1])]])
+    assert read([tmp_path / "text.txt", folder], tiny_tokenizer)[0] == [tiny_tokenizer.encode("abc"), [1, 2]]
+
+
+def test_bad_folders(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    def refused(error: type[Exception], message: str, folder: Path) -> None:
+        with pytest.raises(error, match=message):
+            read([folder], tiny_tokenizer)
+
+    (tmp_path / "empty").mkdir()
+    refused(CorpusError, "is not a folder that", tmp_path / "empty")
+    refused(CorpusError, "has no samples", folder_of(tmp_path / "none", tiny_tokenizer, []))
+    damaged = folder_of(tmp_path / "damaged", tiny_tokenizer, [[Sample([1], [1])]])
+    (damaged / shard_name(0)).write_bytes(b"nonsense")
+    refused(CorpusError, "is not a shard", damaged)
+    unknown = folder_of(tmp_path / "unknown", tiny_tokenizer, [[Sample([1, 300], [1, 1])]])
+    refused(CorpusError, "does not know", unknown)
+    other = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
+    other.add_tokens(["<new>"])
+    refused(TokenizerMismatch, "another tokenizer", folder_of(tmp_path / "other", other, [[Sample([1], [1])]]))
+
+
+def test_dtype(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "d", tiny_tokenizer, [[Sample([1, 2], [1, 1])]])
+    corpus = Corpus(tiny_tokenizer, [folder], lambda text, total: lambda done: None, "")
+    assert {ids.dtype for ids in corpus} == {np.dtype(np.int32)}
