@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from helpers import one_thread  # noqa: F401
 
@@ -55,6 +56,94 @@ def test_data_errors(
     run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path, options: list[str], says: str
 ) -> None:
     result = run("train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", *options)
+    assert result.code == 1
+    assert says in result.err
+    assert len(result.err.strip().splitlines()) == 1
+
+
+class TestStopPredictor:
+    @pytest.fixture
+    def command(self, tiny_model_dir: Path, prompts: Path) -> list[object]:
+        how = ["--prompts", prompts, "-n", 24, "-k", 3, "--epochs", 2]
+        return ["train", "stop-predictor", "-m", tiny_model_dir, "-d", "layer-skip", *how]
+
+    def test_goes_where_the_policy_finds_it(self, run: Run, command: list[object], tiny_model_dir: Path) -> None:
+        decode = ["generate", "hello", "-m", tiny_model_dir, "-d", "layer-skip", "-p", "disco", "-n", 6, "--json"]
+        without = run(*decode)
+        assert without.code == 1
+        assert "paceline train stop-predictor" in without.err
+        made = run(*command, "-p", "disco")
+        assert made.code == 0, made.err
+        assert "held-back tokens" in made.out
+        assert made.err.rstrip().endswith("layer-skip/disco.safetensors")
+        decoded = run(*decode)
+        assert decoded.code == 0, decoded.err
+        plain = run("generate", "hello", "-m", tiny_model_dir, "-d", "none", "-n", 6, "--json")
+        assert json.loads(decoded.out)["tokens"] == json.loads(plain.out)["tokens"]
+
+    def test_examples_are_used_again(self, run: Run, command: list[object], tmp_path: Path) -> None:
+        command += ["--examples", tmp_path / "e", "-o", tmp_path / "p", "--json"]
+        first = run(*command, "-p", "cali-ts", "--form", "low-rank")
+        assert first.code == 0, first.err
+        told = json.loads(first.out)
+        assert told["form"] == "hidden"
+        assert told["data"]["drafter"] == "layer-skip"
+        written = (tmp_path / "e").stat().st_mtime_ns
+        assert run(*command, "-p", "specdec++").code == 0
+        assert (tmp_path / "e").stat().st_mtime_ns == written
+        other = run(*command, "-p", "specdec++", "-t", "0.5")
+        assert other.code == 1
+        assert "made with another temperatures" in other.err
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (["-p", "fixed"], "'fixed' has no predictor"),
+            (["-p", "disco", "--form", "full"], "no predictor of form 'full'"),
+            (["-p", "disco", "-t", "warm"], "--temperature"),
+            (["-p", "disco", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+            (["-p", "disco", "-d", "none"], "drafted nothing"),
+        ],
+    )
+    def test_errors(self, run: Run, command: list[object], options: list[str], says: str) -> None:
+        result = run(*command, *options)
+        assert result.code == 1
+        assert says in result.err
+        assert len(result.err.strip().splitlines()) == 1
+
+
+def test_early_exit(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    """From prompts to a head that drafts."""
+    prompts.write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(24)))
+    made = run("train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", "-n", 16, "-b", 8)
+    assert made.code == 0, made.err
+    command = ["train", "early-exit", "-m", tiny_model_dir, "--data", tmp_path / "d", "-N", 1, "--device", "cpu"]
+    trained = run(*command, "--out", tmp_path / "head", "--epochs", 2, "--tokens", 200, "--report", 2)
+    assert trained.code == 0, trained.err
+    assert "trained (layers 9,280, norm 32, output 8,224)" in trained.err
+    assert "at the start accepted 0." in trained.err
+    assert "step 2: loss" in trained.err
+    assert trained.out.startswith("accepted 0.")
+    options = ["--out", tmp_path / "head", "--epochs", 2, "--tokens", 200, "--report", 2]
+    again = run(*command, *options)
+    assert (again.code, "--resume" in again.err) == (1, True)
+    resumed = json.loads(run(*command, *options, "--resume", "--json").out)
+    assert resumed["accepted_1"] == pytest.approx(float(trained.out.split()[1]), abs=6e-4)
+    drafter = f"early-exit:head={tmp_path / 'head'}"
+    out = run("generate", "say 3", "-m", tiny_model_dir, "-d", drafter, "-n", 8, "--json")
+    assert out.code == 0, out.err
+    assert len(json.loads(out.out)["tokens"]) <= 8
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [([], "no training data"), (["--lr", 0], "lr must be > 0"), (["--device", "cuda"], "no CUDA device")],
+)
+def test_early_exit_errors(run: Run, tiny_model_dir: Path, tmp_path: Path, options: list[object], says: str) -> None:
+    if "cuda" in options and torch.cuda.is_available():
+        pytest.skip("there is one here")
+    words = ["--device", "cpu", *options] if "--device" not in options else options
+    result = run("train", "early-exit", "-m", tiny_model_dir, "--data", tmp_path, "--out", tmp_path / "h", *words)
     assert result.code == 1
     assert says in result.err
     assert len(result.err.strip().splitlines()) == 1
