@@ -18,7 +18,9 @@ from paceline.drafters.base import Drafter, Row
 from paceline.drafters.early_exit.drafter import EarlyExit
 from paceline.drafters.early_exit.head import CONFIG, ExitHead, read_facts
 from paceline.drafters.early_exit.locate import SHIPPED, stored_path
+from paceline.drafters.merge import Merge
 from paceline.drafters.none import NoDrafter
+from paceline.drafters.suffix import Suffix
 from paceline.drafters.tree import TokenTree, tree_span
 from paceline.errors import CheckpointMismatch, OptionError, UnsupportedModel
 from paceline.policies.base import StoppingPolicy
@@ -264,6 +266,18 @@ def test_sampled_drafts_of_a_trimmed_head(tmp_path: Path) -> None:
     drafted = [t for r in requests for t, s in zip(r.output, r.stats.sources, strict=True) if s == "early-exit"]
     assert drafted
     assert set(drafted) <= set(range(40, 90))
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_merged_with_others(tmp_path: Path, options: dict[str, int]) -> None:
+    """Its nodes come first in the merged tree; the exit cache learns of tokens that others proposed."""
+    target = as_target(small_llama())
+    own = Watched(target, head=save_head(tmp_path, small_llama, noise=0.3), **options)
+    requests = run(target, Merge(target, drafters=[own, Suffix(target)], budget=4), Ragged)
+    for request in requests:
+        assert request.output == hf_greedy(target.model, request.ids[: request.prompt_length], len(request.output))
+    sources = {source for request in requests for source in request.stats.sources}
+    assert {"early-exit", "suffix", "target"} <= sources
 
 
 def test_tree_shape(tmp_path: Path) -> None:

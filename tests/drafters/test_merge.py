@@ -101,16 +101,28 @@ def test_all_are_told_of_the_round() -> None:
 def test_sampled_tokens_come_first_and_stay() -> None:
     """Though they repeat a token; deterministic ones come behind, or go on from an equal one."""
     sampled = Sampled([(1, 0), (1, 0), (6, 1)], replacement=False)
-    merge, made, tree = draft([Paths("a", A), sampled], 3)
+    _, _, tree = draft([Paths("a", A), sampled], 3)
     assert tree.tokens == [0, 1, 1, 6, 2, 3]
     assert tree.parents == [-1, 0, 0, 1, 1, 0]
     assert [q is None for q in tree.q] == [True, False, False, False, True, True]
     assert not tree.replacement
-    out = PassOutput(torch.arange(6.0)[:, None], {})
-    merge.observe(made, tree, [0, 1, 4], out)
-    merge.observe(made, tree, [0, 2], out)
-    merge.observe(made, tree, [0, 5], out)
-    assert sampled.told == [("own", [0, 1, 1, 6], path, [0, 1, 2, 3]) for path in ([0, 1], [0, 2], [0])]
+
+
+@pytest.mark.parametrize(
+    ("path", "tokens", "own", "logits"),
+    [
+        ([0, 2], [0, 1, 1, 6], [0, 2], [0, 1, 2, 3]),
+        ([0, 1, 4], [0, 1, 1, 6, 2], [0, 1, 4], [0, 1, 2, 3, 4]),  # a token of the other drafter's
+        ([0, 5], [0, 1, 1, 6, 3], [0, 4], [0, 1, 2, 3, 5]),
+    ],
+)
+def test_whole_trees_are_told_of_all_accepted_tokens(
+    path: list[int], tokens: list[int], own: list[int], logits: list[float]
+) -> None:
+    sampled = Sampled([(1, 0), (1, 0), (6, 1)], replacement=False)
+    merge, made, tree = draft([Paths("a", A), sampled], 3)
+    merge.observe(made, tree, path, PassOutput(torch.arange(6.0)[:, None], {}))
+    assert sampled.told == [("own", tokens, own, logits)]
 
 
 def test_trees_that_do_not_go_together() -> None:

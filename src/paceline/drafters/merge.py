@@ -112,7 +112,7 @@ class Merge(TreeDrafter):
         super().observe(row, tree, path, out)
         for at, part in self.whole.items():
             view: Any = row.state.memory[at]
-            own = [node for node, place in enumerate(view.places) if place in path]
+            own = view.follow(tree, path)
             taps = {tap: hidden[view.places] for tap, hidden in out.taps.items()}
             part.observe(view, view.tree, own, PassOutput(out.logits[view.places], taps))
 
@@ -136,6 +136,16 @@ class Part:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._row, name)
+
+    def follow(self, merged: TokenTree, path: list[int]) -> list[int]:
+        """The accepted nodes as this drafter sees them: others' become nodes of its tree, behind its own."""
+        nodes: list[int] = []
+        for place in path:
+            if place not in self.places:
+                self.tree.add(merged.tokens[place], nodes[-1], merged.sources[place])
+                self.places.append(place)
+            nodes.append(self.places.index(place))
+        return nodes
 
 
 def _copy(own: TokenTree, tree: TokenTree) -> list[int]:
