@@ -80,9 +80,9 @@ def split_method(text: str, is_policy: Callable[[str], bool]) -> tuple[str, str 
 
     The last `+` counts, so that a path in a drafter's option may hold one when a known policy follows.
     """
-    for plus in [at for at, char in enumerate(text) if char == "+"][::-1]:  # a policy's name may end in some
-        if is_policy(text[plus + 1 :].partition(":")[0]):
-            return text[:plus], text[plus + 1 :]
+    for at in [at for at, char in enumerate(text) if char == "+"][::-1]:  # a policy's name may end in some
+        if is_policy(text[at + 1 :].partition(":")[0]):
+            return text[:at], text[at + 1 :]
     drafter, plus, policy = text.rpartition("+")
     return (drafter, policy) if plus and "=" not in drafter else (text, None)
 

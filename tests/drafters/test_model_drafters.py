@@ -279,9 +279,9 @@ class TestHiddenStates:
         tapped = []
 
         class Watched(BlockTarget):
-            def forward(self, span, cache, taps=()):
+            def forward(self, span, cache, taps=(), *entered):
                 tapped.append(set(taps))
-                return super().forward(span, cache, taps)
+                return super().forward(span, cache, taps, *entered)
 
         watched = Watched(target.model)
         for policy, want in ((Fixed(k=2), set()), (Sees(), {watched.num_layers})):

@@ -81,7 +81,7 @@ def test_no_policy_drafts_beyond_its_limit(name: str, tmp_path: Path) -> None:
     """`limit` sizes the KV cache: it must hold whatever happens."""
     policy = POLICIES.parse(name).build()
     predictor_files.write(tmp_path)
-    policy.check(Setting("tests", "tests", 32, 32, tmp_path))
+    policy.check(Setting("tests", "tests", 32, 32, (tmp_path,)))
     sharp = torch.tensor([1.0, 0.0])
     for _ in range(60):
         depth = 0

@@ -188,7 +188,7 @@ class TestFiles:
         assert "not for cousin" in caplog.text
 
     def test_that_come_with_the_drafter(self, tmp_path: Path) -> None:
-        here = Setting("tests", "tests", 6, 4, tmp_path)
+        here = Setting("tests", "tests", 6, 4, (tmp_path,))
         for policy in (SpecDecPP(), Disco()):
             with pytest.raises(OptionError, match="paceline train stop-predictor"):
                 policy.check(here)
@@ -206,14 +206,14 @@ class TestFiles:
     def test_hidden_states_that_nobody_shows(self, tmp_path: Path) -> None:
         predictor_files.write(tmp_path, 6, 4)
         for width in (6, None):
-            setting = Setting("tests", "n-grams", width, None, tmp_path)
+            setting = Setting("tests", "n-grams", width, None, (tmp_path,))
             for policy in (SpecDecPP(), CaliTS()):
                 with pytest.raises(OptionError, match="n-grams has none to show"):
                     policy.check(setting)
             Disco().check(setting)
         with pytest.raises(OptionError, match="whole does not show"):
-            CaliTS().check(Setting("whole", "tests", None, 4, tmp_path))
-        SpecDecPP().check(Setting("tests", "tests", None, 4, tmp_path))  # looks at the drafter's only
+            CaliTS().check(Setting("whole", "tests", None, 4, (tmp_path,)))
+        SpecDecPP().check(Setting("tests", "tests", None, 4, (tmp_path,)))  # looks at the drafter's only
 
 
 class TestStopRules:

@@ -10,8 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from paceline.drafters.skip_set import model_key
 from paceline.drafters.tree import TokenTree
 from paceline.policies.base import StoppingPolicy
+from paceline.targets import store
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
@@ -55,11 +57,14 @@ class Drafter:
     source = ""
     #: Width of the hidden states it shows to policies that read them; None: it has none.
     hidden_width: int | None = None
-    #: Folder of the trained stop predictors that come with it.
-    predictors: Path | None = None
 
     def __init__(self, target: Target) -> None:
         self.target = target
+
+    @property
+    def predictors(self) -> tuple[Path, ...]:
+        """Folders where stop predictors trained for it may lie: where training puts them, then what comes with it."""
+        return (store.root() / "stop-predictors" / model_key(self.target) / self.source,)
 
     def max_nodes(self, depth: int) -> int:
         """Most nodes a tree may have, root aside, when policies allow `depth`: sizes the KV cache."""

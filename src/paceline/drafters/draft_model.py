@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafters.base import AutoregressiveDrafter, Row, Step
+from paceline.drafters.skip_set import model_key
 from paceline.drafters.tree import TokenTree
 from paceline.registry import require
 from paceline.targets.cache import KVCache
@@ -38,6 +40,10 @@ class DraftModel(AutoregressiveDrafter):
             check_same_tokenizer(target.tokenizer, self.drafter.tokenizer)
         self.hidden_width = self.drafter.config.hidden_size if self.drafter.has_blocks else None
         self.cache: KVCache
+
+    @property
+    def predictors(self) -> tuple[Path, ...]:
+        return tuple(folder / model_key(self.drafter) for folder in super().predictors)
 
     def start(self, cache: KVCache) -> None:
         self.cache = self.drafter.new_cache(cache.batch, cache.capacity)

@@ -18,14 +18,14 @@ class Setting:
         drafter: what the drafter calls itself (its `source`).
         width: of the target's hidden states; None: it cannot show its last ones.
         draft_width: of the drafter's; None: it has none to show.
-        predictors: folder of trained predictors that come with the drafter, as `POLICY.safetensors`.
+        predictors: folders where trained predictors may lie, as `POLICY.safetensors`; the first counts.
     """
 
     target: str
     drafter: str
     width: int | None
     draft_width: int | None
-    predictors: Path | None = None
+    predictors: tuple[Path, ...] = ()
 
 
 class StoppingPolicy:

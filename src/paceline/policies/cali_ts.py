@@ -24,8 +24,9 @@ class CaliTS(ThompsonSampling):
     after one of worth `theta0`. As printed (eq. 8) it counts accepted tokens only, and rises to 1 whatever is rejected.
 
     Args:
-        predictor: its file, from `paceline train stop-predictor`; "auto": the one that comes with the drafter, or else
-            a logistic regression over the draft distribution's features, with coefficients that come with paceline.
+        predictor: its file, from `paceline train stop-predictor`; "auto": the one trained on this machine, else the
+            one that comes with the drafter, else a logistic regression over the draft distribution's features, with
+            coefficients that come with paceline.
         learn: let such a regression go on learning from each request's outcomes.
         sigma_m: standard deviation of the predictor's error; the smaller, the longer it is trusted.
         sigma_s: standard deviation of a round's acceptance rate.

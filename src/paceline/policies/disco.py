@@ -11,7 +11,8 @@ class Disco(TrainedStop):
     threshold of being accepted.
 
     Args:
-        predictor: its file, from `paceline train stop-predictor`; "auto": the one that comes with the drafter.
+        predictor: its file, from `paceline train stop-predictor`; "auto": the one trained on this machine, else
+            the one that comes with the drafter.
         threshold: the paper's tau.
         k_max: most tokens a round.
         keep_last: draft the token whose forward is already paid for, then stop, instead of dropping it.

@@ -103,9 +103,13 @@ def _load(path: str, modified: int) -> Trained:
 
 
 def find(setting: Setting, policy: str) -> Trained | None:
-    """The predictor of a policy that comes with the drafter."""
-    path = setting.predictors and setting.predictors / f"{policy}.safetensors"
-    return load(path, policy) if path and path.is_file() else None
+    """The predictor of a policy that was trained on this machine, or comes with the drafter."""
+    paths = (folder / file_name(policy) for folder in setting.predictors)
+    return next((load(path, policy) for path in paths if path.is_file()), None)
+
+
+def file_name(policy: str) -> str:
+    return f"{policy}.safetensors"
 
 
 def need_hidden(setting: Setting, policy: str, *, of_target: bool) -> None:

@@ -111,8 +111,6 @@ class HiddenPredictor(Predictor):
         self.out = nn.Linear(units, 1) if units > 1 else None
 
     def forward(self, seen: Seen) -> Tensor:
-        assert seen.target is not None
-        assert seen.draft is not None
         of_target = self.target[seen.depth.clamp(max=STEPS - 1)] @ self.scale_target(seen.target)[..., None]
         mixed = of_target[..., 0] + self.scale_draft(seen.draft) @ self.draft.T + self.bias
         return (self.out(nn.functional.silu(mixed)) if self.out else mixed)[:, 0]
@@ -133,7 +131,6 @@ class ResidualPredictor(Predictor):
         self.out = nn.Linear(draft_width, 1)
 
     def forward(self, seen: Seen) -> Tensor:
-        assert seen.draft is not None
         hidden = self.scale(seen.draft)
         for block in self.blocks:
             hidden = hidden + nn.functional.silu(block(hidden))
@@ -166,11 +163,13 @@ class Standardise(nn.Module):
         self.register_buffer("center", torch.zeros(width))
         self.register_buffer("scale", torch.ones(width))
 
-    def fit(self, hidden: Float[Tensor, "tokens width"]) -> None:
+    def fit(self, hidden: Float[Tensor, "tokens width"] | None) -> None:
+        assert hidden is not None
         self.center = hidden.mean(0)
         self.scale = 1 / hidden.std(0).clamp(min=1e-6)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor | None) -> Tensor:
+        assert hidden is not None, "a predictor of hidden states must be shown them"
         return (hidden - self.center) * self.scale
 
 

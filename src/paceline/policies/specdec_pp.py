@@ -11,7 +11,8 @@ class SpecDecPP(TrainedStop):
     least one of them is rejected, 1 minus the product, passes a threshold.
 
     Args:
-        predictor: its file, from `paceline train stop-predictor`; "auto": the one that comes with the drafter.
+        predictor: its file, from `paceline train stop-predictor`; "auto": the one trained on this machine, else
+            the one that comes with the drafter.
         threshold: the paper's h.
         k_max: most tokens a round.
         keep_last: draft the token whose forward is already paid for, then stop, instead of dropping it.

@@ -15,7 +15,8 @@ class TrainedStop(StoppingPolicy):
     """Stops by a predictor of acceptance.
 
     Args:
-        predictor: its file, from `paceline train stop-predictor`; "auto": the one that comes with the drafter.
+        predictor: its file, from `paceline train stop-predictor`; "auto": the one trained on this machine, else
+            the one that comes with the drafter.
         k_max: most tokens a round.
         keep_last: draft the token whose forward is already paid for, then stop, instead of dropping it.
     """

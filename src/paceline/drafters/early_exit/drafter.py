@@ -44,11 +44,12 @@ class EarlyExit(AutoregressiveDrafter):
         require(nodes >= 1, f"early-exit: nodes must be >= 1, not {nodes}")
         if not target.has_blocks:
             raise UnsupportedModel(f"early-exit needs a model whose layers run one by one; {target.name} is not one")
+        self.folder: Path | None = None
         if isinstance(head, ExitHead):
             made = head.check(target)
         else:
-            folder = find_head(target) if head == "auto" else Path(head)
-            made, self.predictors = ExitHead.load(folder, target), folder
+            self.folder = find_head(target) if head == "auto" else Path(head)
+            made = ExitHead.load(self.folder, target)
         self.layers, self.tokens = made.config.start, made.tokens
         self.tree, self.nodes = min(tree, made.config.vocab), nodes
         self.taps = (self.layers,)
@@ -56,6 +57,10 @@ class EarlyExit(AutoregressiveDrafter):
         self.exit = Exit(made, target)
         self.cache: KVCache
         self._entered: list[Tensor] = []  # hidden states behind the first N layers, of this round's nodes in order
+
+    @property
+    def predictors(self) -> tuple[Path, ...]:
+        return (*super().predictors, *([self.folder] if self.folder else []))
 
     def max_nodes(self, depth: int) -> int:
         return depth if self.tree == 1 else self.nodes
