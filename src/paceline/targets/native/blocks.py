@@ -12,9 +12,11 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFValueType
+from jaxtyping import Int, UInt8
+from torch import Tensor
 
 from paceline.errors import IntegrityError
-from paceline.targets.native.weights import BLOCK, Kind, Rows
+from paceline.targets.native.weights import BLOCK, Kind
 
 _SUPPORTED = {GGMLQuantizationType[kind.name]: kind for kind in (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1)}
 _FORMATS = {"UINT8": "B", "INT8": "b", "UINT16": "H", "INT16": "h", "UINT32": "I", "INT32": "i", "FLOAT32": "f"}
@@ -40,19 +42,36 @@ class Blocks:
         self._names = gguf.get_tensor_name_map(architecture, layers)
         self._permuted = heads if self._directory.architecture == "llama" else {}
 
-    def rows(self, name: str) -> Rows | None:
-        """The matrix of the module `name`; None if it is not there in a supported format."""
+    def matrix(self, name: str) -> BlockMatrix | None:
+        """That of the module `name`; None if it is not there in a supported format."""
         found = self._directory.tensors.get(f"{self._names.get_name(name)}.weight")
         if found is None or found.type not in _SUPPORTED or found.shape[0] % BLOCK:
             return None
-        block, size = gguf.GGML_QUANT_SIZES[found.type]
-        count = prod(found.shape) // block * size
-        flat = np.fromfile(self._path, np.uint8, count, offset=found.offset)  # not mapped: its pages would stay
-        data = torch.from_numpy(flat).view(prod(found.shape[1:]), -1)
+        order = torch.arange(prod(found.shape[1:]))
         if heads := self._permuted.get(name.rpartition(".")[2]):
             # llama.cpp rotates neighbouring dimensions, Hugging Face the halves of a head
-            data = data.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-        return Rows(_SUPPORTED[found.type], found.shape[0], data)
+            order = order.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten()
+        return BlockMatrix(self._path, found, order)
+
+
+class BlockMatrix:
+    """A matrix in the file, read some rows at a time.
+
+    Attributes:
+        order: the row of Hugging Face's matrix that each row of the file is.
+    """
+
+    def __init__(self, path: Path, place: _Tensor, order: Int[Tensor, " rows"]) -> None:
+        self._path, self._offset, self.order = path, place.offset, order
+        self.kind, self.inputs = _SUPPORTED[place.type], place.shape[0]
+        block, size = gguf.GGML_QUANT_SIZES[place.type]
+        self._row_bytes = self.inputs // block * size
+
+    def read(self, first: int, count: int) -> UInt8[Tensor, "count row_bytes"]:
+        """Rows of the file. Not mapped: its pages would stay in memory."""
+        size = self._row_bytes
+        flat = np.fromfile(self._path, np.uint8, count * size, offset=self._offset + first * size)
+        return torch.from_numpy(flat).view(count, size)
 
 
 class _Tensor(NamedTuple):

@@ -58,18 +58,21 @@ class Storage:
         return packed
 
     def _as_blocks(self, names: Sequence[str], weights: Sequence[Tensor], interleaved: bool) -> Packed | None:
-        found = [self._blocks.rows(name) for name in names] if self._blocks else []
-        parts = [rows for rows in found if rows is not None]
-        if len(parts) < len(names) or len({rows.kind for rows in parts}) > 1:
+        found = [self._blocks.matrix(name) for name in names] if self._blocks else []
+        parts = [matrix for matrix in found if matrix is not None]
+        if len(parts) < len(names) or len({matrix.kind for matrix in parts}) > 1:
             return None
-        packed = Packed(parts[0].kind, parts[0].inputs, [len(rows.data) for rows in parts], interleaved, self._arena)
-        for part, (rows, weight) in enumerate(zip(parts, weights, strict=True)):
-            places = packed.places(part)
-            packed.write(rows.data, places)
-            for some, expected in zip(places.split(_SOME), weight.split(_SOME), strict=True):
-                if not torch.equal(packed.rows(some), expected.float()):
+        packed = Packed(
+            parts[0].kind, parts[0].inputs, [len(matrix.order) for matrix in parts], interleaved, self._arena
+        )
+        for part, (matrix, weight) in enumerate(zip(parts, weights, strict=True)):
+            places, first = packed.places(part), 0
+            for rows in matrix.order.split(_SOME):
+                packed.write(matrix.read(first, len(rows)), places[rows])
+                if not torch.equal(packed.rows(places[rows]), weight[rows].float()):
                     return None
-                self._mapped.release(expected)
+                self._mapped.release(weight[rows.min() : rows.max() + 1])
+                first += len(rows)
         return packed
 
     def _as_floats(self, weights: Sequence[Tensor], interleaved: bool) -> Packed:
