@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from helpers import one_thread  # noqa: F401
 
@@ -109,3 +110,40 @@ class TestStopPredictor:
         assert result.code == 1
         assert says in result.err
         assert len(result.err.strip().splitlines()) == 1
+
+
+def test_early_exit(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    """From prompts to a head that drafts."""
+    prompts.write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(24)))
+    made = run("train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", "-n", 16, "-b", 8)
+    assert made.code == 0, made.err
+    command = ["train", "early-exit", "-m", tiny_model_dir, "--data", tmp_path / "d", "-N", 1, "--device", "cpu"]
+    trained = run(*command, "--out", tmp_path / "head", "--epochs", 2, "--tokens", 200, "--report", 2)
+    assert trained.code == 0, trained.err
+    assert "trained (layers 9,280, norm 32, output 8,224)" in trained.err
+    assert "at the start accepted 0." in trained.err
+    assert "step 2: loss" in trained.err
+    assert trained.out.startswith("accepted 0.")
+    options = ["--out", tmp_path / "head", "--epochs", 2, "--tokens", 200, "--report", 2]
+    again = run(*command, *options)
+    assert (again.code, "--resume" in again.err) == (1, True)
+    resumed = json.loads(run(*command, *options, "--resume", "--json").out)
+    assert resumed["accepted_1"] == pytest.approx(float(trained.out.split()[1]), abs=6e-4)
+    drafter = f"early-exit:head={tmp_path / 'head'}"
+    out = run("generate", "say 3", "-m", tiny_model_dir, "-d", drafter, "-n", 8, "--json")
+    assert out.code == 0, out.err
+    assert len(json.loads(out.out)["tokens"]) <= 8
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [([], "no training data"), (["--lr", 0], "lr must be > 0"), (["--device", "cuda"], "no CUDA device")],
+)
+def test_early_exit_errors(run: Run, tiny_model_dir: Path, tmp_path: Path, options: list[object], says: str) -> None:
+    if "cuda" in options and torch.cuda.is_available():
+        pytest.skip("there is one here")
+    words = ["--device", "cpu", *options] if "--device" not in options else options
+    result = run("train", "early-exit", "-m", tiny_model_dir, "--data", tmp_path, "--out", tmp_path / "h", *words)
+    assert result.code == 1
+    assert says in result.err
+    assert len(result.err.strip().splitlines()) == 1
