@@ -2,10 +2,11 @@
 
 All tiers run in one process, interleaved pass by pass, so that a machine whose speed drifts is unfair to none. `hf` is
 transformers' own forward in eager mode (not compiled) with its own cache. The KV caches hold random numbers: what is
-in them does not change what a pass costs.
+in them does not change what a pass costs. Besides the tiers there are their variants: `native-fp32` and `native-bf16`
+store all weights so (`native` takes a GGUF file's own blocks), `torch-inexact` is the torch tier with `--no-exact`.
 
     python benchmarks/target_pass.py                          # default model, 256 tokens of context, widths 1 to 64
-    python benchmarks/target_pass.py --contexts 256,1024,8192 --widths 1,8 --tiers hf,torch
+    python benchmarks/target_pass.py --contexts 256,1024,8184 --widths 1,8 --tiers hf,torch,native,native-fp32
     python benchmarks/target_pass.py --shape 1b --device cuda --dtype bfloat16 --tiers hf,torch
 """
 
@@ -14,9 +15,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,8 +25,10 @@ from typing import Any
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from paceline.bench.machine import machine
 from paceline.errors import PacelineError
 from paceline.targets import TIERS, make_target
+from paceline.targets.native import NativeTarget
 from paceline.targets.sources import load_model
 from paceline.targets.span import Span
 from paceline.targets.target import Target
@@ -36,6 +39,12 @@ SHAPES = {  # random weights: TinyLlama 1.1B and Llama 2 7B
     "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
            "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 8192},
 }  # fmt: skip
+
+VARIANTS: dict[str, Callable[[PreTrainedModel], Target]] = {
+    "native-fp32": lambda model: NativeTarget(model, storage="fp32"),
+    "native-bf16": lambda model: NativeTarget(model, storage="bf16"),
+    "torch-inexact": lambda model: make_target(model, tier="torch", exact=False),
+}
 
 Pass = Callable[[int], None]  # runs one pass of a width
 
@@ -54,13 +63,18 @@ def main() -> None:
             gc.collect()
     report(rows, options.tiers)
     if options.out:
-        about = {"device": options.device, "dtype": options.dtype, "threads": torch.get_num_threads()}
-        about |= {
-            "model": options.shape or options.model,
-            "torch": torch.__version__,
-            "machine": machine(options.device),
-        }
+        about = {"model": options.shape or options.model, "device": options.device, "dtype": options.dtype}
+        about |= {"machine": machine(options.device), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps({**about, "passes": rows}, indent=1) + "\n")
+
+
+def tiers(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in {"hf", *TIERS, *VARIANTS}:
+            raise argparse.ArgumentTypeError(f"no tier {name}")
+    return names
 
 
 def parse() -> argparse.Namespace:
@@ -70,7 +84,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--shape", choices=SHAPES, help="random weights of a Llama of this size instead of a model")
-    parser.add_argument("--tiers", type=lambda text: text.split(","), default=["hf", *TIERS])
+    parser.add_argument("--tiers", type=tiers, default=["hf", *TIERS], help=", ".join(["hf", *TIERS, *VARIANTS]))
     parser.add_argument("--widths", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--contexts", type=numbers, default=[256], help="tokens in the cache")
     parser.add_argument("--batches", type=numbers, default=[1])
@@ -96,7 +110,9 @@ def load(tier: str, options: argparse.Namespace) -> PreTrainedModel | Target:
     else:
         model = load_model(options.model, dtype=dtype, device=options.device)[0]
     try:
-        return model if tier == "hf" else make_target(model, None, tier)
+        if tier == "hf":
+            return model
+        return VARIANTS[tier](model) if tier in VARIANTS else make_target(model, None, tier)
     except PacelineError as error:
         raise SystemExit(f"{tier}: {error}") from error
 
@@ -183,10 +199,6 @@ def report(rows: list[dict[str, Any]], tiers: list[str]) -> None:
 
 def hf_row(cost: dict[Any, Any], batch: int, context: int, widths: list[int]) -> list[dict[str, Any]]:
     return [cost["hf", batch, context, width] for width in widths if ("hf", batch, context, width) in cost]
-
-
-def machine(device: str) -> str:
-    return torch.cuda.get_device_name() if device != "cpu" else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":
