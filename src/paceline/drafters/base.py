@@ -143,8 +143,8 @@ class AutoregressiveDrafter(Drafter):
         return depth + 1 < row.room and row.policy.more(depth + 1)
 
     def best(self, logits: Float[Tensor, " tokens"]) -> int:
-        at = int(logits.argmax())
-        return at if self.tokens is None else int(self.tokens[at])
+        at = logits.argmax()
+        return int(at if self.tokens is None else self.tokens[at])
 
     def widen(self, logits: Float[Tensor, " tokens"]) -> Float[Tensor, " vocab"]:
         """Logits of the whole vocabulary: minus infinity where none are given."""

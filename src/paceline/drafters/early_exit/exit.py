@@ -44,7 +44,7 @@ class Exit:
         lm, self.layers = head.lm, head.config.exit_layers
         # Tiers take over whole models; this one is entered behind its embedding.
         lm.set_input_embeddings(nn.Embedding(1, lm.config.hidden_size, dtype=target.dtype, device=target.device))
-        self.model = _runs(lm, target.tier if self.layers else "torch")
+        self.model = _runs(lm, target.tier)
         self._lift = None if head.lift is None else _linear(head.lift.weight.detach())
         self.cache: KVCache
 
@@ -59,17 +59,17 @@ class Exit:
 
     def root(self, rows: Sequence[Row], hidden: Float[Tensor, "batch 1 hidden"]) -> Float[Tensor, "batch 1 hidden"]:
         """The layers over the roots, and over what waits before them."""
-        waiting = [torch.cat([hidden[0, :0], *row.state.waiting]) for row in rows]
-        for row, tokens in zip(rows, waiting, strict=True):
-            self._read(row, tokens[:-1])  # one token is read along with the root: a round's last accepted, as a rule
+        news = []
+        for row in rows:
+            new = torch.cat([*row.state.waiting, hidden[row.slot]])
+            self._read(row, new[:-2])  # along with the root at most one token, which a round's last often is
+            news.append(new[-2:])
             row.state.waiting = []
-        news = [torch.cat([tokens[-1:], hidden[row.slot]]) for row, tokens in zip(rows, waiting, strict=True)]
-        last = torch.tensor([len(new) - 1 for new in news], device=hidden.device)
-        padded = nn.utils.rnn.pad_sequence(news, batch_first=True)
+        before = np.array([len(new) - 1 for new in news])
         cache = self.cache.rows(0, len(rows))
-        out = self._layers(padded, cache, cache.lengths.copy())
-        cache.lengths += last.cpu().numpy()
-        return out[torch.arange(len(rows), device=hidden.device), last][:, None]
+        out = self._layers(nn.utils.rnn.pad_sequence(news, batch_first=True), cache, cache.lengths.copy())
+        cache.lengths += before
+        return out[range(len(rows)), before][:, None]
 
     def nodes(self, hidden: Float[Tensor, "batch width hidden"], span: Span) -> Float[Tensor, "batch width hidden"]:
         """The layers over further nodes of the draft region, at the target's span."""
@@ -100,11 +100,13 @@ class Exit:
 
 
 def _runs(lm: PreTrainedModel, tier: str) -> Target:
-    if tier == "native":
-        from paceline.targets.native import NativeTarget
+    if tier != "native":
+        return make_target(lm, tier=tier)
+    if lm.config.num_hidden_layers == 0:  # the native tier reads the shape of its attention off a layer
+        return make_target(lm, tier="torch")
+    from paceline.targets.native import NativeTarget
 
-        return NativeTarget(lm, storage="rounded")  # the least to read, and drafts need not be exact
-    return make_target(lm, tier=tier)
+    return NativeTarget(lm, storage="rounded")  # the least to read, and drafts need not be exact
 
 
 def _linear(weight: Float[Tensor, "out in"]) -> PackedLinear | PlainLinear:
