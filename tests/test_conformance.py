@@ -27,7 +27,7 @@ OPTIONS: dict[str, Callable[[Path], str]] = {
     "draft-model": lambda folder: f":model={folder}",
     "early-exit": lambda folder: f":head={folder / 'exit'}",
     "rest": lambda folder: f":datastore={datastore(folder / 'rest')}",
-    "merge": lambda folder: f":drafters=draft-model;model={folder}|suffix|trigram;budget=8|lookahead;window=2;level=3",
+    "merge": lambda folder: f":drafters=draft-model;model={folder}|suffix|trigram;budget=8|lookahead;level=3;budget=8",
 }
 
 

@@ -270,7 +270,7 @@ def drafter_model() -> BlockTarget:
 MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
     "draft-model": lambda target, other: DraftModel(target, model=other),
     "early-exit": lambda target, _: EarlyExit(target, head=ExitHead.from_target(target.model, 1, tokens=range(6))),
-    "lookahead": lambda target, _: Lookahead(target, level=2),  # outputs of three tokens are too short for more
+    "lookahead": lambda target, _: Lookahead(target, level=2, budget=30),  # three tokens are too short for more
     "rest": lambda target, _: Rest(target, datastore=datastore(), shortest=1, budget=5),
     "merge": lambda target, other: Merge(
         target, drafters=[DraftModel(target, model=other), Rest(target, datastore=datastore(), shortest=1)], budget=5

@@ -140,7 +140,7 @@ def test_bad_options(names: str) -> None:
 
 
 def test_options_of_parts() -> None:
-    merge = Merge(as_target(small_llama()), drafters="suffix;shortest=3|lookahead;level=3;window=2", budget=4)
+    merge = Merge(as_target(small_llama()), drafters="suffix;shortest=3|lookahead;level=3;budget=9", budget=4)
     assert merge.parts[0].shortest == 3
     assert isinstance(merge.parts[1], Lookahead)
     assert merge.parts[1].level == 3
@@ -148,7 +148,7 @@ def test_options_of_parts() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ["merge:drafters=suffix|trigram|recycling:budget=12", "merge:drafters=lookahead;level=3;window=4|prompt-lookup"],
+    ["merge:drafters=suffix|trigram|recycling:budget=12", "merge:drafters=lookahead;level=3;budget=16|prompt-lookup"],
 )
 def test_generates_what_plain_decoding_does(method: str) -> None:
     """Several prompts at once, more than there are rows; and tokens of more than one drafter are accepted."""

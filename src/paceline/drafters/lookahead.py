@@ -8,25 +8,34 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.drafters.base import Drafter, Row
+from paceline.drafters.budget import AUTO, FADING, Budget
+from paceline.drafters.costs import costs_of
 from paceline.drafters.tree import TokenTree
+from paceline.drafters.tree_drafter import reach
 from paceline.registry import require
 from paceline.targets.target import PassOutput, Target
 
+LIKELY = 0.5  # that the next token of an n-gram is right; only where it starts from: the request shows more
+HARVEST = 0.05  # tokens that a column brings, as the paper's settings do on chats
+COLUMNS = 60  # that weigh as much as that
+
 
 class Window:
-    """One request's Jacobi window and n-gram pool.
+    """One request's Jacobi window and n-gram pool, and what they have cost and brought.
 
     `levels[l][j]` is the guess of iteration l for the j-th token after the root: a column read downwards,
     with the target's answer at its end, is an n-gram that the target itself produced.
     """
 
-    def __init__(self, ids: list[int], width: int, depth: int, pool: int) -> None:
+    def __init__(self, ids: list[int], width: int, depth: int, pool: int, budget: Budget | None) -> None:
         # The paper starts from random tokens; those of the prompt are as good, and need no random numbers.
         fill = np.resize(np.array(ids, dtype=np.int64), width + depth).tolist()
         self.levels = [deque(fill[level : level + width]) for level in range(depth)]
         self.nodes: list[list[int]] = []  # where the last tree holds each guess, as [level][column]
         self.ngrams: dict[int, OrderedDict[tuple[int, ...], None]] = {}
-        self.pool = pool
+        self.pool, self.budget = pool, budget
+        self.length = 0  # tokens when it was last drafted for
+        self.columns, self.harvest = 0.0, 0.0  # drafted, and tokens accepted from the pool: fading
 
     def remember(self, ngram: tuple[int, ...]) -> None:
         """Keep the `pool` n-grams latest seen for each first token."""
@@ -46,38 +55,66 @@ class Lookahead(Drafter):
         level: length of the n-grams (N).
         window: columns of the Jacobi window (W).
         guess: most n-grams verified a round (G), and kept for each first token.
+        budget: most nodes of the tree, half of them for each branch, by which `window` and `guess` are cut; "auto": as
+            many n-grams and columns as pay on this machine. A column pays later: it is held to bring what those before
+            it brought.
     """
 
     default_policy = "fixed:k=18"  # window + level - 2: the depth of the lookahead branch
     source = "lookahead"
 
-    def __init__(self, target: Target, *, level: int = 5, window: int = 15, guess: int = 15) -> None:
+    def __init__(
+        self, target: Target, *, level: int = 5, window: int = 15, guess: int = 15, budget: int | str = "auto"
+    ) -> None:
         super().__init__(target)
         require(level >= 2, f"lookahead: level must be >= 2, not {level}")
         require(window >= 1 and guess >= 1, f"lookahead: window and guess must be >= 1, not {window} and {guess}")
-        self.level, self.window, self.guess = level, window, guess
+        self.auto, self.level, self.window, self.guess = budget == AUTO, level, window, guess
+        if not self.auto:
+            least = 2 * (level - 1)
+            require(
+                isinstance(budget, int) and budget >= least,
+                f"lookahead: budget must be auto or at least {least}, a column and an n-gram of {level}, not {budget}",
+            )
+            self.window = min(window, int(budget) // least)
+            self.guess = min(guess, int(budget) // (level - 1) - self.window)
 
     def max_nodes(self, depth: int) -> int:
         return (self.level - 1) * (self.window + self.guess)
 
     def begin(self, row: Row, hidden: object) -> None:
-        row.state = Window(row.ids, self.window, self.level - 1, self.guess)
+        budget = Budget(costs_of(self.target)) if self.auto else None
+        row.state = Window(row.ids, self.window, self.level - 1, self.guess, budget)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        return [self._branches(row, row.state) for row in rows]
+        return [self._branches(row, row.state, len(rows)) for row in rows]
 
-    def _branches(self, row: Row, window: Window) -> TokenTree:
+    def _branches(self, row: Row, window: Window, rows: int) -> TokenTree:
         tree = TokenTree.root(row.ids[-1])
-        window.nodes = []
-        reach = min(row.room, self._reach(row))
-        if reach == 0:
+        window.nodes, window.length = [], len(row.ids)
+        deep = min(reach(row), self.window + self.level - 2)
+        if deep == 0:
             return tree
         for ngram in reversed(window.ngrams.get(row.ids[-1], ())):  # verification branch, latest first
-            tree.add_path(ngram[:reach], self.source)
-        columns = min(self.window, reach - (self.level - 2))  # whole ones: an n-gram needs its column's last answer
+            tree.add_path(ngram[:deep], self.source)
+        columns = min(self.window, deep - (self.level - 2))  # whole ones: an n-gram needs its column's last answer
+        if window.budget:
+            tree.scores = [LIKELY**depth for depth in tree.depths]
+            tree = window.budget.choose(tree, rows)
+            tree.scores = [None] * len(tree)  # from here on it is a whole
+            columns = self._paying(window, window.budget, columns, len(tree), rows)
+        window.columns = window.columns * FADING + max(columns, 0)
         if columns > 0:
             self._lookahead_branch(tree, window, columns)
         return tree
+
+    def _paying(self, window: Window, budget: Budget, most: int, others: int, rows: int) -> int:
+        """How many columns bring more than they cost, beside `others` nodes."""
+        brings = (HARVEST * COLUMNS + window.harvest) / (COLUMNS + window.columns)
+        rate, costs = budget.rate(rows) / rows, budget.costs
+        without = costs(rows * others)
+        worth = [n * brings - rate * (costs(rows * (others + n * (self.level - 1))) - without) for n in range(most + 1)]
+        return int(np.argmax(worth)) if worth else 0
 
     def _lookahead_branch(self, tree: TokenTree, window: Window, columns: int) -> None:
         for level, guesses in enumerate(window.levels):
@@ -87,14 +124,11 @@ class Lookahead(Drafter):
                 row.append(tree.add(guesses[column], parent, self.source))
             window.nodes.append(row)
 
-    def _reach(self, row: Row) -> int:
-        depth = 0
-        while depth < self.window + self.level - 2 and row.policy.more(depth):
-            depth += 1
-        return depth
-
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         window: Window = row.state
+        window.harvest = window.harvest * FADING + len(path) - 1
+        if window.budget:
+            window.budget.observe(row.ids[window.length :])
         if not window.nodes:
             return
         answers = out.logits[window.nodes[-1]].argmax(-1).tolist()
