@@ -15,7 +15,7 @@ from paceline.registry import require
 
 if TYPE_CHECKING:
     from paceline.training.assemble import Assembled
-    from paceline.training.trainer import Report, Trainer
+    from paceline.training.trainer import Report
 
 
 def early_exit(
@@ -107,16 +107,15 @@ def early_exit(
         bar.remove_task(frozen)
         out = out or made.home
         trainer = Trainer(made.task, made.data, training, out, accelerator, settings=made.settings, resume=resume)
-        bar.console.print(_about(made, trainer), soft_wrap=True, highlight=False)
+        bar.console.print(_about(made), soft_wrap=True, highlight=False)
         steps = bar.add_task("", total=len(trainer.steps), completed=trainer.step)
 
         def told(now: Report) -> None:
-            speed = f"loss {now.loss:.3f}, {now.tokens_per_s:,.0f} tokens/s"
+            speed = "" if now.loss is None else f"loss {now.loss:.3f}, {now.tokens_per_s:,.0f} tokens/s"
             bar.update(steps, completed=now.step, description=speed)
             if now.measured:
-                bar.console.print(
-                    f"step {now.step}: {speed}; {_figures(now.measured)}", soft_wrap=True, highlight=False
-                )
+                line = "; ".join(filter(None, [f"step {now.step} of {now.of}", _figures(now.measured), speed]))
+                bar.console.print(line, soft_wrap=True, highlight=False)
 
         measured = trainer.run(told)
     if not accelerator.is_main_process:
@@ -134,13 +133,10 @@ def _gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _about(made: Assembled, trainer: Trainer) -> str:
+def _about(made: Assembled) -> str:
     counts = made.task.head.parameter_counts()
     parts = ", ".join(f"{part} {count:,}" for part, count in counts.items() if part != "total")
-    return (
-        f"parameters: {made.total:,} of the model; {made.loaded:,} loaded; {counts['total']:,} trained ({parts})\n"
-        f"{len(trainer.steps):,} steps; at the start {_figures(trainer.measure())}"
-    )
+    return f"parameters: {made.total:,} of the model; {made.loaded:,} loaded; {counts['total']:,} trained ({parts})"
 
 
 def _figures(measured: dict[str, float]) -> str:

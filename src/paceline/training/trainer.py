@@ -90,12 +90,12 @@ class Task(Protocol):
 
 
 class Report(NamedTuple):
-    """Where training stands after a step. `measured` comes every `report` steps, with a checkpoint."""
+    """Where training stands: at its beginning, then after every step. `measured` comes every `report` steps, with a
+    checkpoint."""
 
     step: int
     of: int
-    loss: float  # mean over the step's labels
-    lr: float
+    loss: float | None  # mean over the step's labels
     tokens_per_s: float  # of this run, measurements included
     measured: dict[str, float] | None
 
@@ -157,6 +157,7 @@ class Trainer:
         measured = self.measure()
         if self.step == 0:
             self._note({"step": 0, **measured})
+        told(Report(self.step, of, None, 0.0, measured))
         while self.step < of:
             loss, lr = self._step(self.steps[self.step])
             tokens += sum(int(self.data.lengths[i]) for samples in self.steps[self.step] for i in samples)
@@ -167,7 +168,7 @@ class Trainer:
                 self._save(measured)
             self._note({"step": self.step, "loss": loss, "lr": lr, **(measured if due else {})})
             speed = tokens / (time.perf_counter() - started)
-            told(Report(self.step, of, loss, lr, speed, measured if due else None))
+            told(Report(self.step, of, loss, speed, measured if due else None))
         return measured
 
     def measure(self) -> dict[str, float]:
