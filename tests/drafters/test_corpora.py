@@ -25,7 +25,7 @@ def folder_of(path: Path, tokenizer: PreTrainedTokenizerFast, shards: list[list[
 
 def read(paths: list[Path], tokenizer: PreTrainedTokenizerFast) -> tuple[list[list[int]], Corpus]:
     corpus = Corpus(tokenizer, paths, lambda text, total: lambda done: None, "")
-    return [ids.tolist() for ids in corpus], corpus
+    return [text.ids.tolist() for text in corpus], corpus
 
 
 def test_what_the_model_wrote(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -37,6 +37,18 @@ def test_what_the_model_wrote(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path:
     [source] = corpus.sources
     assert (source.name, source.texts, source.tokens) == ("d", 4, 20)
     assert source.bytes == sum(path.stat().st_size for path in (tmp_path / "d").glob("*.safetensors"))
+
+
+def test_what_it_could_have_said(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    told = {4: ([5, 9], [np.log(0.75), np.log(0.25)]), 5: ([6, 7], [0.0, -9.0])}
+    short = Sample([7, 8], [0, 1], {1: ([8, 9], [0.0, -9.0])})
+    samples = [Sample([1, 2, 3, 4, 5, 6], [0] * 4 + [1] * 2, told), short]
+    folder = folder_of(tmp_path / "d", tiny_tokenizer, [samples, [Sample([30, 31], [0, 1])]])
+    first, second, third = Corpus(tiny_tokenizer, [folder], lambda text, total: lambda done: None, "")
+    assert first.said.tolist() == [[2, 3, 4, 5], [2, 3, 4, 9], [3, 4, 5, 6], [3, 4, 5, 7]]
+    assert first.p == pytest.approx([0.75, 0.25, 1, np.exp(-9)], rel=1e-2)
+    assert second.said.tolist() == [[-1, -1, 7, 8], [-1, -1, 7, 9]]
+    assert third.said is None  # open text, which nobody asked the model about
 
 
 def test_with_text(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -66,4 +78,4 @@ def test_bad_folders(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) ->
 def test_dtype(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "d", tiny_tokenizer, [[Sample([1, 2], [1, 1])]])
     corpus = Corpus(tiny_tokenizer, [folder], lambda text, total: lambda done: None, "")
-    assert {ids.dtype for ids in corpus} == {np.dtype(np.int32)}
+    assert {text.ids.dtype for text in corpus} == {np.dtype(np.int32)}

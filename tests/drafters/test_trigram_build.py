@@ -17,10 +17,11 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.drafters.trigram import build as module
 from paceline.drafters.trigram.build import automatic, build
-from paceline.drafters.trigram.matrix import PROBABILITIES, Matrix, load_matrix
+from paceline.drafters.trigram.matrix import PROBABILITIES, Matrix, fingerprint, load_matrix
 from paceline.drafters.trigram.runs import Packing, Runs
 from paceline.drafters.trigram.table import SUCCESSORS
 from paceline.errors import CorpusError, DiskFull, ModelError, OptionError
+from paceline.training.samples import Manifest, Sample, write_shard
 
 Ngrams = dict[tuple[int, ...], dict[int, float]]  # context -> successor -> probability
 
@@ -135,6 +136,31 @@ def test_external_merge_changes_nothing(
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "many" / name).read_bytes()
 
 
+@pytest.mark.parametrize("memory", [1, 256])
+def test_what_the_model_could_have_said(
+    memory: int, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts by probability, `weight` a place, beside the counts of text."""
+    if memory == 1:
+        monkeypatch.setattr(module, "BYTES_PER_TOKEN", 500_000)  # two n-grams a run
+    text = tiny_tokenizer.encode("abc")
+    told = {3: ([5, 9], [np.log(0.75), np.log(0.25)]), 4: ([6, 7], [np.log(0.9), np.log(0.01)])}
+    samples = [Sample([*text, 5, 6], [0] * 3 + [1] * 2, told), Sample([8, *text], [0, 1, 1, 1])]
+    manifest = Manifest(tmp_path / "d")
+    manifest.open({"tokenizer": fingerprint(tiny_tokenizer)})
+    write_shard(tmp_path / "d", 0, samples, 2, {"samples": 2})
+    corpus = jsonl(tmp_path / "corpus.jsonl", {"text": "abc"})
+    options = {"order": 4, "threshold": 1, "weight": 8, "memory": memory}
+    built = build(tiny_tokenizer, [tmp_path / "d", corpus], tmp_path / "out", **options)
+    assert built.weight == 8
+    matrix = load_matrix(tmp_path / "out", tiny_tokenizer, 257)
+    a, b, c = text
+    bigrams = {(8, a): 1, (a, b): 2, (b, c): 2, (c, 5): 6, (c, 9): 2, (5, 6): 7}
+    same(stored(matrix, 2), expected(Counter(bigrams), 1, 0.75))
+    fours = {(8, a, b, c): 1, (a, b, c, 5): 6, (a, b, c, 9): 2, (b, c, 5, 6): 7}
+    same(stored(matrix, 4), expected(Counter(fours), 1, 0.75))
+
+
 def test_only_the_likeliest_successors(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     letters = [chr(33 + n) for n in range(SUCCESSORS + 8)]
     rows = [{"text": f"Q{letter}"} for n, letter in enumerate(letters) for _ in range(n + 1)]
@@ -235,7 +261,8 @@ def test_out_is_no_folder(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "options", [{"order": 1}, {"order": 5}, {"threshold": 0}, {"discount": 1.0}, {"discount": -0.1}, {"memory": 0}]
+    "options",
+    [{"order": 1}, {"order": 5}, {"threshold": 0}, {"discount": 1.0}, {"discount": -1}, {"weight": 0}, {"memory": 0}],
 )
 def test_bad_options(options: dict[str, int], tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", {"text": "abc"})

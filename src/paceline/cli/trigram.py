@@ -34,6 +34,9 @@ def build(
     ] = None,
     order: Annotated[int, Option("--order", help="n of the n-grams: 2, 3 or 4.")] = 3,
     threshold: Annotated[str, Option("--threshold", help="Rarer n-grams are dropped; auto: by corpus size.")] = "auto",
+    weight: Annotated[
+        int, Option("--weight", help="How often a token counts that the model wrote itself, in a folder of train data.")
+    ] = 16,
     memory: Annotated[int, Option("--memory", help="MB to work in; the corpus may be larger.")] = 256,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -43,7 +46,7 @@ def build(
     from paceline.drafters.trigram.build import build_for
 
     least = None if threshold == "auto" else int(threshold)
-    built = build_for(model, corpus, out, order=order, threshold=least, memory=memory)
+    built = build_for(model, corpus, out, order=order, threshold=least, weight=weight, memory=memory)
     if as_json:
         print_json(asdict(built))
         return

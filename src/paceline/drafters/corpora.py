@@ -12,9 +12,10 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Float, Integer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerBase
@@ -36,6 +37,20 @@ CONTEXT = 3  # tokens of a prompt that are read with the answer to it: what 4-gr
 Moved = Callable[[int], None]
 
 
+class Text(NamedTuple):
+    """A text of a corpus, and where the model that wrote it told what else it could have said.
+
+    Attributes:
+        said: n-grams that end in one of the model's likeliest tokens at a place, the token that stands there or
+            another; -1 where there is no token so far back.
+        p: how likely the model took it to be.
+    """
+
+    ids: Integer[np.ndarray, " tokens"]
+    said: Integer[np.ndarray, "ngrams window"] | None = None
+    p: Float[np.ndarray, " ngrams"] | None = None
+
+
 @dataclass(frozen=True)
 class Source:
     """A file, or a folder of samples, that was read."""
@@ -50,8 +65,8 @@ class Source:
 class Corpus:
     """The texts of files, as token ids; the progress of reading them is told as it goes.
 
-    A folder is what `paceline train data` wrote: of its samples, what the model wrote itself. Anything else is text,
-    see `texts`.
+    A folder is what `paceline train data` wrote: of its samples, what is to be learnt. Anything else is text, see
+    `texts`.
 
     Attributes:
         sources: what has been read, complete once the iteration is.
@@ -68,20 +83,20 @@ class Corpus:
         self.vocab = max(tokenizer.get_vocab().values()) + 1
         self._stage, self._title = stage, title
 
-    def __iter__(self) -> Iterator[Integer[np.ndarray, " tokens"]]:
+    def __iter__(self) -> Iterator[Text]:
         files = [_files(path) for path in self.paths]
         sizes = [sum(file.stat().st_size for file in part if file.is_file()) for part in files]
         seen, before = self._stage(self._title, sum(sizes)), 0
         chat = chat_format(self.tokenizer)
         for path, parts, size in zip(self.paths, files, sizes, strict=True):
             count = tokens = 0
-            for ids in self._read(path, parts, chat, partial(_moved, seen, before)):
-                count, tokens = count + 1, tokens + len(ids)
-                yield ids
+            for text in self._read(path, parts, chat, partial(_moved, seen, before)):
+                count, tokens = count + 1, tokens + len(text.ids)
+                yield text
             self.sources.append(Source(path.name, size, _sha256(parts), count, tokens))
             before += size
 
-    def _read(self, path: Path, parts: Sequence[Path], chat: Chat, moved: Moved) -> Iterator[np.ndarray]:
+    def _read(self, path: Path, parts: Sequence[Path], chat: Chat, moved: Moved) -> Iterator[Text]:
         if path.is_dir():
             self._check_owner(path)
             yield from _samples(path, parts, self.vocab, moved)
@@ -104,10 +119,10 @@ class Corpus:
         if owner != fingerprint(self.tokenizer):
             raise TokenizerMismatch(f"the samples in {folder} are those of a model with another tokenizer")
 
-    def _encoded(self, batch: list[str]) -> Iterable[np.ndarray]:
+    def _encoded(self, batch: list[str]) -> Iterable[Text]:
         # verbose warns of texts longer than the model's context, which do no harm here
         encoded = self.tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        return (np.array(ids, np.int32) for ids in encoded["input_ids"])
+        return (Text(np.array(ids, np.int32)) for ids in encoded["input_ids"])
 
 
 def _moved(seen: Moved, before: int, at: int) -> None:
@@ -124,25 +139,36 @@ def _sha256(files: Sequence[Path]) -> str:
     return hashlib.sha256("".join(map(store.sha256, files)).encode()).hexdigest()
 
 
-def _samples(folder: Path, shards: Sequence[Path], vocab: int, moved: Moved) -> Iterator[np.ndarray]:
-    """What the model wrote, and the few tokens before it."""
+def _samples(folder: Path, shards: Sequence[Path], vocab: int, moved: Moved) -> Iterator[Text]:
+    """What is to be learnt, and the few tokens before it."""
     if not shards:
         raise CorpusError(f"{folder} has no samples")
     read = 0
     for shard in shards:
         try:
             arrays = load_file(shard)
-            ids, mask, offsets = (arrays[name] for name in ("ids", "mask", "offsets"))
+            ids, mask, offsets, top, logp = (arrays[name] for name in ("ids", "mask", "offsets", "top_ids", "top_logp"))
         except (SafetensorError, OSError, KeyError) as error:
             raise CorpusError(f"{shard} is not a shard of samples: {first_line(error)}") from error
-        if len(ids) and not 0 <= ids.min() <= ids.max() < vocab:
+        if len(ids) and not (ids.min() >= 0 and max(ids.max(), top.max(initial=0)) < vocab):
             raise CorpusError(f"{shard} has tokens that the tokenizer does not know")
         for start, stop in pairwise(offsets):
             edges = np.flatnonzero(np.diff(mask[start:stop] != 0, prepend=False, append=False))
-            for first, last in zip(edges[::2], edges[1::2], strict=True):
-                yield ids[start + max(first - CONTEXT, 0) : start + last].astype(np.int32)
+            for first, last in zip(edges[::2] + start, edges[1::2] + start, strict=True):
+                begin = max(first - CONTEXT, start)
+                yield _told(ids[begin:last].astype(np.int32), top[begin:last], logp[begin:last])
         read += shard.stat().st_size
         moved(read)
+
+
+def _told(ids: np.ndarray, top: np.ndarray, logp: np.ndarray) -> Text:
+    """A text with the model's likeliest tokens at each place, of which unknown ones are negative."""
+    place, rank = np.nonzero(top >= 0)
+    if len(place) == 0:
+        return Text(ids)
+    before = np.concatenate([np.full(CONTEXT, -1, np.int32), ids])
+    said = np.stack([*(before[place + back] for back in range(CONTEXT)), top[place, rank]], 1)
+    return Text(ids, said, np.exp(logp[place, rank].astype(np.float32)))
 
 
 def tokenizer_of(model: str, progress: bool = True) -> tuple[PreTrainedTokenizerBase, ModelSource]:

@@ -83,7 +83,7 @@ def build(
     kind = np.uint16 if source.vocab < 1 << 16 else np.uint32
     between = np.array([source.vocab], kind)
     with workplace(out, (FILE, PROVENANCE)) as work:
-        pieces = [piece for ids in source if len(ids) for piece in (ids.astype(kind), between)]
+        pieces = [piece for text in source if len(text.ids) for piece in (text.ids.astype(kind), between)]
         if not pieces:
             raise CorpusError("the corpus has no tokens")
         tokens = np.concatenate(pieces)

@@ -33,6 +33,7 @@ class Built:
     order: int
     threshold: int
     discount: float
+    weight: int
     corpus: list[Source]
     tokens: int
     ngrams: dict[int, int]  # stored, by order
@@ -49,6 +50,7 @@ def build(
     order: int = 3,
     threshold: int | None = None,
     discount: float = 0.75,
+    weight: int = 16,
     memory: int = 256,
     stage: Stage = lambda text, total: lambda done: None,
 ) -> Built:
@@ -61,6 +63,8 @@ def build(
             longer one's, rounded up: they are few, and what there is to fall back on.
         discount: taken off every count before division by the context's total, P = (c - discount) / total, so that a
             context seen once is not certain of what follows (absolute discounting). The paper's P = c / total is 0.
+        weight: how often a place counts for which the corpus tells what the model could have said (see `Text`), shared
+            out by probability; a token of plain text counts once. A hundred thousand such tokens are worth millions.
         memory: MB to work in, besides what Python and the tokenizer take. More means fewer, longer runs.
         stage: progress bars: `stage(text, total)` gives the function that sets how far it is.
 
@@ -73,6 +77,7 @@ def build(
     require(order in ORDERS, f"trigram build: order must be one of {', '.join(map(str, ORDERS))}, not {order}")
     require(threshold is None or threshold >= 1, f"trigram build: threshold must be >= 1, not {threshold}")
     require(0 <= discount < 1, f"trigram build: discount must be at least 0 and below 1, not {discount}")
+    require(weight >= 1, f"trigram build: weight must be >= 1, not {weight}")
     require(memory >= 1, f"trigram build: memory must be >= 1 MB, not {memory}")
     started = time.perf_counter()
     source = Corpus(tokenizer, corpus, stage, "Counting n-grams")
@@ -80,7 +85,7 @@ def build(
     kinds, room = dtypes(order, vocab), memory * 1_000_000 // BYTES_PER_TOKEN
     with workplace(out, (FILE, PROVENANCE)) as work:
         runs = [Runs(work, Packing(k, token_bits(vocab))) for k in range(order, 1, -1)]
-        _count(source, runs, room)
+        _count(source, runs, room, weight)
         tokens = sum(part.tokens for part in source.sources)
         if not runs[0].total:
             raise CorpusError(f"the corpus has no text of {order} tokens or more")
@@ -97,6 +102,7 @@ def build(
             order=order,
             threshold=threshold,
             discount=discount,
+            weight=weight,
             corpus=source.sources,
             tokens=tokens,
             ngrams={table.order: table.ngrams for table in tables},
@@ -129,20 +135,29 @@ def automatic(tokens: int) -> int:
     return int(np.clip(round(12 * tokens / 1e9), 2, 12))
 
 
-def _count(corpus: Corpus, runs: Sequence[Runs], room: int) -> None:
-    """Read the corpus; every `room` tokens become a run of each order."""
-    buffer, buffered = list[np.ndarray](), 0
+def _count(corpus: Corpus, runs: Sequence[Runs], room: int, weight: int) -> None:
+    """Read the corpus; about every `room` n-grams become a run of each order."""
+    texts, said, counts = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
 
     def spill() -> None:
-        if buffer:
-            ids = np.concatenate(buffer)
+        for run in runs:
+            if texts:
+                run.spill(np.concatenate(texts))
+            if said:
+                run.spill_counted(np.concatenate(said), np.concatenate(counts))
+        for buffer in (texts, said, counts):
             buffer.clear()
-            for run in runs:
-                run.spill(ids)
 
-    for ids in corpus:
-        buffer += [ids, _BETWEEN]
-        buffered += len(ids) + 1
+    buffered = 0
+    for text in corpus:
+        if text.said is None or text.p is None:
+            texts += [text.ids, _BETWEEN]
+            buffered += len(text.ids) + 1
+        else:
+            times = np.rint(weight * text.p).astype(np.int64)
+            said.append(text.said[times > 0])
+            counts.append(times[times > 0])
+            buffered += len(counts[-1])
         if buffered >= room:
             spill()
             buffered = 0

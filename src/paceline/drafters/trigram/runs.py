@@ -32,7 +32,10 @@ class Packing:
         inside = columns[0] >= 0
         for column in columns[1:]:
             inside &= column >= 0
-        columns = [column[inside] for column in columns]
+        return self.join([column[inside] for column in columns])
+
+    def join(self, columns: list[Integer[np.ndarray, " ngrams"]]) -> np.ndarray:
+        """The n-grams with these columns, first token first."""
         if not self.wide:
             return _join(columns, self.bits)
         half = self.order // 2
@@ -70,8 +73,17 @@ class Runs:
 
     def spill(self, ids: Integer[np.ndarray, " tokens"]) -> None:
         """Count the n-grams of `ids` (see `Packing.pack`) as one more run."""
-        records, counts = np.unique(packed := self.packing.pack(ids), return_counts=True)
-        self.total += len(packed)
+        self._write(*np.unique(self.packing.pack(ids), return_counts=True))
+
+    def spill_counted(self, ngrams: Integer[np.ndarray, "ngrams n"], counts: Integer[np.ndarray, " ngrams"]) -> None:
+        """Count n-grams so often each as one more run; longer ones by their last tokens, and none with negative ids."""
+        columns = list(ngrams.T[-self.packing.order :])
+        whole = columns[0] >= 0  # what is missing is missing at the beginning
+        packed, places = np.unique(self.packing.join([column[whole] for column in columns]), return_inverse=True)
+        self._write(packed, np.bincount(places, counts[whole], len(packed)))
+
+    def _write(self, records: np.ndarray, counts: np.ndarray) -> None:
+        self.total += int(counts.sum())
         for kind, array in (("ngrams", records), ("counts", counts.astype(np.uint32))):
             with self._path(kind, len(self._sizes)).open("wb") as file:
                 file.write(array.data)  # not tofile, whose errors do not say that the disk is full
