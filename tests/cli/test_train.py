@@ -121,8 +121,8 @@ def test_early_exit(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Pat
     trained = run(*command, "--out", tmp_path / "head", "--epochs", 2, "--tokens", 200, "--report", 2)
     assert trained.code == 0, trained.err
     assert "trained (layers 9,280, norm 32, output 8,224)" in trained.err
-    assert "at the start accepted 0." in trained.err
-    assert "step 2: loss" in trained.err
+    assert "\nstep 0 of " in trained.err
+    assert "\nstep 2 of " in trained.err
     assert trained.out.startswith("accepted 0.")
     options = ["--out", tmp_path / "head", "--epochs", 2, "--tokens", 200, "--report", 2]
     again = run(*command, *options)
