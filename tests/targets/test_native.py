@@ -242,6 +242,15 @@ def test_the_blocks_of_a_gguf_file(tmp_path: Path, cache_dir: Path) -> None:
     assert sum(matrix.bytes for matrix in exact.native.matrices) < sum(m.bytes for m in floats.native.matrices) / 4
 
 
+def test_blocks_are_read_in_pieces(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any size: the rows of a head, which lie in another order in the file, may be in several."""
+    write_gguf(tmp_path / "tiny.gguf")
+    for rows in (7, 16, 100):
+        monkeypatch.setattr("paceline.targets.native.storage._SOME", rows)
+        model, tokenizer = sources.load_model(str(tmp_path / "tiny.gguf"), progress=False)
+        assert kinds(NativeTarget(model, tokenizer, "blocks")) == {Kind.Q4_1, Kind.Q8_0}
+
+
 @pytest.mark.parametrize(("hidden", "kind"), [(64, Kind.Q8_0), (56, Kind.F32)])
 def test_rounded(hidden: int, kind: Kind) -> None:
     """Near the model, where its rows are made of whole blocks; elsewhere the model itself."""
