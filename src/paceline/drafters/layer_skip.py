@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from paceline.drafters.base import AutoregressiveDrafter, Row, Step
 from paceline.drafters.skip_set import SkipSet
 from paceline.drafters.tree import TokenTree
