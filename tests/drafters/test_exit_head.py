@@ -120,7 +120,9 @@ class TestFiles:
         assert read.config == head.config
         assert all(torch.equal(read.state_dict()[name], tensor) for name, tensor in head.state_dict().items())
         torch.testing.assert_close(read(tap(model, 1)), head(tap(model, 1)))
-        assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [CONFIG, WEIGHTS]
+        files = sorted((tmp_path / "new" / "folder").iterdir())
+        assert [path.name for path in files] == [CONFIG, WEIGHTS]
+        assert len({path.stat().st_mode for path in files}) == 1
 
     @torch.no_grad()
     def test_half_precision_on_disk(self, tmp_path: Path) -> None:

@@ -52,6 +52,20 @@ def test_a_trimmed_head_keeps_its_best_token(tmp_path: Path) -> None:
     assert torch.equal(full.argmax(-1), logits.argmax(-1) + 50)
 
 
+@torch.no_grad()
+def test_a_trimmed_head_of_a_model_with_a_constant_part(tmp_path: Path) -> None:
+    """As real models have it: what the head does not know is as good as impossible in sampled drafts, too."""
+
+    def make() -> PreTrainedModel:
+        model = small_llama()
+        model.get_input_embeddings().weight += 3 * torch.linspace(-1, 1, 32)
+        return model
+
+    _, draft = exported(make, tmp_path / "draft", tokens=range(50, 90))
+    probabilities = draft(IDS).logits.softmax(-1)
+    assert probabilities[..., 50:90].sum(-1).min() > 1 - 1e-6
+
+
 def test_drafts_as_early_exit_does(tmp_path: Path) -> None:
     """Vanilla speculative decoding with it accepts the same; transformers' assisted generation takes it, too."""
     head, draft = exported(small_llama, tmp_path / "draft", tokens=range(200))
@@ -88,6 +102,7 @@ class TestFolder:
         with told(OptionError, "not empty"):
             export_draft_model(model, tokenizer, head, out)
         assert sorted(path.name for path in out.iterdir()) == before
+        assert len({path.stat().st_mode for path in out.iterdir()}) == 1
         assert load_target(str(out)).num_layers == 2
 
     def test_a_head_of_another_model(self, tmp_path: Path) -> None:

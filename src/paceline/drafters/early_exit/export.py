@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,8 +19,14 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import DiskFull
 from paceline.registry import require
 from paceline.targets.families import FAMILIES
+from paceline.targets.loading import quiet
+from paceline.targets.span import Span
 from paceline.targets.store import is_full
-from paceline.targets.target import as_target
+from paceline.targets.target import Target, as_target
+
+FAR = 40.0  # below the mean logit lie the logits of tokens that the head does not know
+LEAST = 0.25  # of a constant that should be 1: below it is none
+RIDGE = 1e-3
 
 
 def export_draft_model(
@@ -33,15 +40,17 @@ def export_draft_model(
         DiskFull: there is no room.
     """
     require(not out.exists() or not any(out.iterdir()), f"{out} is not empty: name a new folder")
-    head.check(as_target(model))
     draft = draft_model(model, head)
     partial = out.absolute().with_name(f".{out.absolute().name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     try:
         partial.mkdir(parents=True)
-        draft.save_pretrained(partial)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(partial)
+        with quiet():
+            draft.save_pretrained(partial)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(partial)
+        for weights in partial.glob("*.safetensors"):  # which safetensors keeps from all other users
+            weights.chmod((partial / "config.json").stat().st_mode)
         os.replace(partial, out)
     except Exception as error:
         if is_full(error):
@@ -54,6 +63,8 @@ def export_draft_model(
 
 def draft_model(model: PreTrainedModel, head: ExitHead) -> PreTrainedModel:
     """The draft model, sharing the weights of both; only good for saving."""
+    target = as_target(model)
+    head.check(target)
     start, layers = head.config.start, head.config.start + head.config.exit_layers
     config: Any = copy.deepcopy(model.config)
     config.num_hidden_layers, config.tie_word_embeddings = layers, False
@@ -75,24 +86,41 @@ def draft_model(model: PreTrainedModel, head: ExitHead) -> PreTrainedModel:
             state[f"{own}{start + int(layer)}.{rest}"] = weight
         elif name.startswith(f"{family.decoder}."):  # the norm
             state[name] = weight
-    state[f"{outputs}.weight"] = output_matrix(head, model.get_output_embeddings().weight.shape[0])
+    state[f"{outputs}.weight"] = output_matrix(head, target)
     draft.load_state_dict(state, assign=True)
     draft.generation_config = model.generation_config
     return draft
 
 
 @torch.no_grad()
-def output_matrix(head: ExitHead, vocab: int) -> Float[Tensor, "vocab hidden"]:
+def output_matrix(head: ExitHead, target: Target) -> Float[Tensor, "vocab hidden"]:
     """The head's output matrix in full.
 
-    A row that a trimmed head does not have is the mean of those it has: its logit is the mean logit, never the
-    largest, so that greedy drafts stay what they are. (A matrix has no logit of minus infinity.)
+    A matrix has no logit of minus infinity for the tokens that a trimmed head does not know. Their rows are all the
+    mean of the others, whose logit is the mean logit and so never the largest, less a row whose logit is much the
+    same for everything the model reads, where there is such a row: most models' hidden states have a constant part.
     """
     matrix = head.lm.get_output_embeddings().weight
     if head.lift is not None:
         matrix = head.lift.weight @ matrix
     if head.tokens is None:
         return matrix
-    full = matrix.double().mean(0).to(matrix.dtype).repeat(vocab, 1)
+    states = _states(head, target).double()
+    moments = states.T @ states / len(states)
+    moments.diagonal().add_(RIDGE * moments.diagonal().mean())
+    constant = torch.linalg.solve(moments, states.mean(0))
+    row = matrix.double().mean(0)
+    if (states @ constant).min() > LEAST:
+        row -= FAR * constant
+    full = row.to(matrix.dtype).repeat(target.vocab_size, 1)
     full[head.tokens] = matrix
     return full
+
+
+def _states(head: ExitHead, target: Target) -> Float[Tensor, "tokens hidden"]:
+    """What enters the output matrix over random tokens."""
+    shape = (8, min(256, target.context))
+    ids = torch.randint(target.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(target.device)
+    span, cache = Span(ids, np.zeros(len(ids), dtype=np.int64)), target.new_cache(*shape)
+    entering = target.layers(target.embed(span), span, cache, 0, head.config.start)
+    return head.states(entering).flatten(0, 1)

@@ -221,6 +221,7 @@ class ExitHead(nn.Module):
         save_file({**tensors, FINGERPRINT: self.fingerprint}, weights)
         facts = {"format": FORMAT, **asdict(self.config), "sha256": sha256(weights)}
         config.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        weights.chmod(config.stat().st_mode)  # safetensors keeps its files from all other users
         os.replace(weights, folder / WEIGHTS)
         os.replace(config, folder / CONFIG)
 
