@@ -1,5 +1,4 @@
-"""EESD's drafter (Liu et al., 2024, section 3.1): the target's first N layers and an exit head draft, and the target's
-pass goes on from layer N."""
+"""Early exit (EESD, Liu et al., 2024, section 3.1): the target's first layers and a small trained head draft."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ from paceline.targets.target import PassOutput, Target
 
 class EarlyExit(AutoregressiveDrafter):
     """The first N layers run over a token when it is drafted from, on the target's own cache, at the slot where the
-    target's pass wants it. The pass runs them only over what was not drafted from: of a chain the last token.
+    target's pass wants it. The pass goes on from layer N, and runs those below only over what was not drafted from:
+    of a chain the last token.
 
     Args:
         head: folder of the exit head, or (from Python) an `ExitHead`, which is taken over; "auto": the one trained on
