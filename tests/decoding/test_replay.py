@@ -35,7 +35,7 @@ def test_automatic_budgets() -> None:
     assert stats.tau > 1
 
 
-@pytest.mark.parametrize("drafter", ["recycling", "lookahead"])
+@pytest.mark.parametrize("drafter", ["recycling", "lookahead:budget=16"])
 def test_needs_the_model(drafter: str) -> None:
     llm = paceline.load(small_llama(), tokenizer=byte_tokenizer(), drafter=drafter)
     with pytest.raises(OptionError, match="logits"):
