@@ -120,11 +120,15 @@ class Dataset:
             [range(self.starts[index], self.starts[index] + self.lengths[index]) for index in samples],
         )
 
-    def frequencies(self, vocab: int) -> Int[Tensor, " vocab"]:
-        """How often each token is to be predicted."""
-        counts = torch.zeros(vocab, dtype=torch.long)
+    def frequencies(self, vocab: int) -> Float[Tensor, " vocab"]:
+        """How often each token is to be expected: by the target's own probabilities where they are known, which tell
+        more of rare tokens than the text does."""
+        counts = torch.zeros(vocab, dtype=torch.double)
         for shard in self.shards:
-            counts += torch.bincount(shard.ids[shard.mask != PROMPT].long(), minlength=vocab)
+            known = (shard.top_ids != UNKNOWN).any(1)
+            counts += torch.bincount(shard.ids[(shard.mask != PROMPT) & ~known].long(), minlength=vocab)
+            p = shard.top_logp[known].double().softmax(1)
+            counts += torch.bincount(shard.top_ids[known].long().flatten(), p.flatten(), minlength=vocab)
         return counts
 
     @property

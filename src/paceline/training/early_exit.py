@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from paceline.drafters.early_exit.head import ExitHead
@@ -117,7 +117,9 @@ class EarlyExit:
         return soft_cross_entropy(logits, self.head.labels(tokens), weights)
 
 
-def frequent_tokens(frequencies: Int[Tensor, " vocab"], count: int | None, always: tuple[int, ...]) -> list[int] | None:
+def frequent_tokens(
+    frequencies: Float[Tensor, " vocab"], count: int | None, always: tuple[int, ...]
+) -> list[int] | None:
     """The `count` most frequent tokens, those of `always` among them; None: all."""
     if count is None or count >= len(frequencies):
         return None
