@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class Span:
     offset: int = 0
     depths: Int[Tensor, "batch width"] | None = None  # below the region's first token; None: a chain
     ancestors: Bool[Tensor, "batch width offset+width"] | None = None
-    _masks: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
+    memo: dict[object, Any] = field(default_factory=dict, repr=False)  # what targets compute once a span
 
     @property
     def batch(self) -> int:
@@ -75,9 +76,9 @@ class Span:
         """
         if not explicit and self._is_default:
             return None
-        if dtype not in self._masks:
-            self._masks[dtype] = self._build_mask(dtype)
-        return self._masks[dtype]
+        if dtype not in self.memo:
+            self.memo[dtype] = self._build_mask(dtype)
+        return self.memo[dtype]
 
     @cached_property
     def _is_default(self) -> bool:

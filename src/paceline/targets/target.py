@@ -119,7 +119,8 @@ class Target(ABC):
             hidden = self.embed(span)
         at, tapped = start, {}
         for tap in sorted({*taps, self.num_layers}):
-            hidden = self.layers(hidden, span, cache, at, tap)
+            if tap > at:
+                hidden = self.layers(hidden, span, cache, at, tap)
             at, tapped[tap] = tap, hidden
         return hidden, {tap: tapped[tap] for tap in taps}
 

@@ -80,7 +80,9 @@ class NativeTarget(Target):
         hidden = hidden.clone(memory_format=torch.contiguous_format)  # the pass works in place
         flags = bytes((i, part) in skip for i in range(start, stop) for part in ("attention", "mlp")) if skip else None
         self._rope.grow(span.end)
-        flat, where = hidden.view(-1, hidden.shape[-1]), places(span, self.context)
+        flat, where = hidden.view(-1, hidden.shape[-1]), span.memo.get(self.context)
+        if where is None:
+            where = span.memo[self.context] = places(span, self.context)
         self.native.layers(flat, self._rope.cos, self._rope.sin, cache.store, where, start, stop, flags)
         return hidden
 
