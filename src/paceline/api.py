@@ -200,9 +200,13 @@ def parse_method(drafter: str, policy: str | None = None) -> tuple[Spec, Spec]:
 def _assemble(target: Target, drafter: str | Callable[[Target], Drafter], policy: str | None, verifier: str) -> LLM:
     if isinstance(drafter, str):
         chosen, rule = parse_method(drafter, policy)
-        return LLM(target, chosen.build(target), rule, verifier)
-    built = drafter(target)
-    return LLM(target, built, POLICIES.parse(policy or built.default_policy), verifier)
+        built = chosen.build(target)
+    else:
+        built = drafter(target)
+        rule = POLICIES.parse(policy or built.default_policy)
+    llm = LLM(target, built, rule, verifier)
+    rule.build().check(llm.engine.setting)  # what cannot run together is refused now, not at the first request
+    return llm
 
 
 def _is_batch(prompt: object) -> bool:

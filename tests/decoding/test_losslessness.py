@@ -349,14 +349,15 @@ def test_engine(target: BlockTarget, drafter_model: BlockTarget, drafter: str, p
     assert accepted > 0 or drafter == "none"
 
 
-RANDOM_OR_TRAINED = ("beta-ts", "cali-ts", "cali-ts of hidden states", "specdec++", "disco")
+RANDOM_OR_TRAINED = ("beta-ts", "beta-ts:cost=0.4", "cali-ts", "cali-ts of hidden states", "specdec++", "disco")
 
 
 @pytest.fixture(scope="module")
 def rules(target: BlockTarget, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """With predictors that say now this, now that, of what they see."""
     made = predictor_files.write(tmp_path_factory.mktemp("predictors"), 32, 32)
-    return made | {"beta-ts": "beta-ts:k_max=3", "cali-ts of hidden states": made["cali-ts"], "cali-ts": "cali-ts"}
+    made["cali-ts of hidden states"] = made.pop("cali-ts")
+    return {name: made.get(name, name) for name in RANDOM_OR_TRAINED}
 
 
 @pytest.mark.parametrize("seeded", [True, False])

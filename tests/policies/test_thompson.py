@@ -13,7 +13,8 @@ from scipy import stats
 
 from helpers import SIGNIFICANCE, p_value
 from paceline.errors import OptionError
-from paceline.policies.base import StoppingPolicy
+from paceline.policies import POLICIES
+from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.beta_ts import LEAST, BetaTS
 from paceline.policies.cali_ts import CaliTS
 from paceline.policies.online import OnlineLogistic, sigmoid
@@ -206,7 +207,7 @@ class TestCali:
 
     @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
     def test_converges_to_the_acceptance_rate(self, p: float) -> None:
-        policy = CaliTS()
+        policy = CaliTS(sigma_s=0.5)
         play(policy, p, 2000)
         assert policy.theta_hat == pytest.approx(p, abs=0.05)
         mean, variance = policy.posterior(0.0)  # even if the predictor insists
@@ -214,7 +215,7 @@ class TestCali:
         assert variance**0.5 < 0.02
 
     def test_the_ablations(self) -> None:
-        alone, without = CaliTS(calibrate=False), CaliTS(predict=False, theta0=0.25)
+        alone, without = CaliTS(calibrate=False), CaliTS(predict=False, theta0=0.25, sigma_s=0.5)
         for policy in (alone, without):
             for _ in range(1000):
                 policy.observe(4, 4)
@@ -264,6 +265,72 @@ class TestCali:
     def test_out_of_range(self, bad) -> None:
         with pytest.raises(OptionError, match=next(iter(bad))):
             CaliTS(**bad)
+
+
+def value(k: int, p: float, cost: float) -> float:
+    """Tokens per target pass's worth of time when k tokens are drafted each round."""
+    return sum(p**i for i in range(k + 1)) / (1 + cost * k)
+
+
+class TestCost:
+    @pytest.mark.parametrize("cost", [0.0, 0.05, 0.15, 0.3, 0.6, 0.85])
+    @pytest.mark.parametrize("p", [0.2, 0.5, 0.7, 0.9])
+    def test_the_best_length_for_a_theta_that_is_known(self, p: float, cost: float) -> None:
+        policy = BetaTS(a0=p * 1e9, b0=(1 - p) * 1e9, cost=cost, k_max=12)
+        best = max(range(13), key=lambda k: (value(k, p, cost), k))
+        assert draft(policy) == best
+        assert (best == 0) == (cost > p)
+
+    def test_each_token_counts(self) -> None:
+        """theta_M .9, .9, .2 and theta_hat .8, at a cost of .3; from the fourth token on none would pay."""
+        policy = CaliTS(cost=0.3, theta0=0.8)
+        policy.rounds, policy.theta_hat = 0, 0.8
+        policy.trials, policy.successes = 1000, 800
+        assert policy.more(0)
+        for depth, (theta_m, goes_on) in enumerate([(0.9, True), (0.9, True), (0.2, False)]):
+            # .9 * .8 / .3 > 1.9 / 1.3;  .81 * .8 / .3 > 2.71 / 1.6;  .162 * .8 / .3 < 2.872 / 1.9
+            policy._predictions.append(theta_m)
+            assert policy.more(depth + 1) == goes_on
+
+    @BOTH
+    @pytest.mark.parametrize("p", [0.3, 0.6, 0.9])
+    def test_nearly_as_good_as_the_best_fixed_length(self, policy, p: float) -> None:
+        """Which nobody knows beforehand; the prior is found out to be wrong on the way."""
+        made, accepts, tokens, spent = policy(cost=0.15), random.Random(0), 0, 0.0
+        made.seed(0)
+        for _ in range(1000):
+            drafted = draft(made)
+            accepted = 0
+            while accepted < drafted and accepts.random() < p:
+                accepted += 1
+            made.observe(drafted, accepted)
+            tokens, spent = tokens + accepted + 1, spent + 1 + 0.15 * drafted
+        assert tokens / spent > 0.95 * max(value(k, p, 0.15) for k in range(17))
+
+    @BOTH
+    def test_drafting_that_does_not_pay_is_given_up_but_tried_again(self, policy) -> None:
+        lengths = play(policy(cost=0.6), 0.3, 600)
+        assert 0 < sum(length > 0 for length in lengths[100:]) < 0.2 * 500
+        lengths = play(policy(cost=0.3), 0.9, 600)
+        assert np.mean(lengths[-200:]) == pytest.approx(4, abs=1)
+
+    @BOTH
+    def test_auto_is_what_the_setting_measures(self, policy) -> None:
+        made = policy(cost="auto")
+        made.check(Setting("model", "draft", 6, 4, cost=lambda: 0.25))
+        assert made.cost == 0.25
+
+    @BOTH
+    @pytest.mark.parametrize("bad", [-0.1, "cheap"])
+    def test_out_of_range(self, policy, bad) -> None:
+        with pytest.raises(OptionError, match="cost must be"):
+            policy(cost=bad)
+
+    @pytest.mark.parametrize("name", ["beta-ts", "cali-ts"])
+    def test_from_the_command_line(self, name: str) -> None:
+        assert POLICIES.parse(f"{name}:cost=auto").build().cost == "auto"
+        assert POLICIES.parse(f"{name}:cost=0.2").build().cost == 0.2
+        assert POLICIES.parse(f"{name}:cost=none").build().cost is None
 
 
 @BOTH

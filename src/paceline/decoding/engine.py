@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -12,6 +13,7 @@ from paceline.decoding.request import Request
 from paceline.decoding.stats import Clock, Round
 from paceline.decoding.verify import Outcome, walk
 from paceline.drafters.base import Drafter
+from paceline.drafters.costs import step_cost
 from paceline.drafters.skip_set import model_key
 from paceline.drafters.tree import TokenTree, tree_span
 from paceline.policies.base import Setting
@@ -37,7 +39,7 @@ class Engine:
         require(batch is None or batch >= 1, f"batch must be at least 1, not {batch}")
         if not requests:
             return
-        setting = self._setting()
+        setting = self.setting
         for request in requests:
             self.target.check_fits(request.prompt_length, request.limit)
             request.policy.check(setting)
@@ -90,10 +92,13 @@ class Engine:
         last = {self.target.num_layers} if any(row.policy.reads_hidden for row in rows) else set[int]()
         return last.union(self.drafter.taps)
 
-    def _setting(self) -> Setting:
+    @property
+    def setting(self) -> Setting:
+        """What policies may know of where they run."""
         target, drafter = self.target, self.drafter
         width = target.config.hidden_size if target.has_blocks else None
-        return Setting(model_key(target), drafter.source, width, drafter.hidden_width, drafter.predictors)
+        cost = partial(step_cost, drafter)
+        return Setting(model_key(target), drafter.source, width, drafter.hidden_width, drafter.predictors, cost)
 
     def _allocate(self, requests: Sequence[Request], batch: int) -> KVCache:
         depth = max(request.policy.limit for request in requests)

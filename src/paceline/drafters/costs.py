@@ -9,12 +9,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from paceline.drafters.base import AutoregressiveDrafter, Drafter
 from paceline.registry import require
 from paceline.targets.span import Span
 from paceline.targets.target import Target
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 64  # tokens in front of the passes that are measured
+STEPS, VERIFIED = 5, 8  # rounds of drafting that are timed; the width whose extra cost is shared out
 TURNS, ENOUGH = 8, 0.4  # measurements of each width, or at least two in so many seconds
 
 
@@ -58,6 +60,25 @@ def costs_of(target: Target) -> Costs:
 
         _known[target] = Costs(stored_passes(target) or _measure(target))
     return _known[target]
+
+
+#: By drafter, measured once in a process.
+_known_steps: WeakKeyDictionary[Drafter, float] = WeakKeyDictionary()
+
+
+def step_cost(drafter: Drafter) -> float:
+    """Of drafting and verifying one more token, in target passes of one token, batch 1. Drafters without a model draft
+    for nothing."""
+    if drafter not in _known_steps:
+        costs, draft = costs_of(drafter.target), 0.0
+        if isinstance(drafter, AutoregressiveDrafter):
+            from paceline.profiling.timing import compare_drafts
+
+            timing = compare_drafts([drafter], min(CONTEXT, drafter.target.context // 2), repeats=STEPS)[0]
+            draft = timing.low if timing else 0.0
+        verify = (costs(VERIFIED) - costs(1)) / (VERIFIED - 1)
+        _known_steps[drafter] = (draft + verify) / costs(1)
+    return _known_steps[drafter]
 
 
 @torch.inference_mode()

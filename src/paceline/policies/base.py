@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class Setting:
         width: of the target's hidden states; None: it cannot show its last ones.
         draft_width: of the drafter's; None: it has none to show.
         predictors: folders where trained predictors may lie, as `POLICY.safetensors`; the first counts.
+        cost: measures what drafting and verifying one more token costs, in target passes of one token.
     """
 
     target: str
@@ -26,6 +28,7 @@ class Setting:
     width: int | None
     draft_width: int | None
     predictors: tuple[Path, ...] = ()
+    cost: Callable[[], float] = lambda: 0.0
 
 
 class StoppingPolicy:

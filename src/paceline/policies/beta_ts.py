@@ -18,16 +18,31 @@ class BetaTS(ThompsonSampling):
     Args:
         a0, b0: of the prior; a0 / (a0 + b0) is the acceptance rate expected, their sum its weight in tokens.
         k_max: most tokens a round.
+        cost: of one more token, in target passes; "auto": as measured; none: the paper's rule. See `ThompsonSampling`.
         literal: r as printed, with a and b kept above 0.
     """
 
-    def __init__(self, *, a0: float = 1.0, b0: float = 1.0, k_max: int = 16, literal: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        a0: float = 1.0,
+        b0: float = 1.0,
+        k_max: int = 16,
+        cost: float | str | None = None,
+        literal: bool = False,
+    ) -> None:
         require(a0 > 0 and b0 > 0, f"beta-ts: a0 and b0 must be > 0, not {a0} and {b0}")
-        super().__init__(k_max)
+        super().__init__(k_max, cost)
         self.a, self.b, self.literal = a0, b0, literal
 
     def theta(self, depth: int) -> float:
         return self.random.betavariate(self.a, self.b)  # step 8
+
+    def first_theta(self) -> float:
+        return self.theta(0)
+
+    def chance(self, depth: int | None) -> float:
+        return self.a / (self.a + self.b)
 
     def observe(self, drafted: int, accepted: int) -> None:
         if drafted == 0:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.policies.base import Setting
+from paceline.policies.beta_ts import LEAST
 from paceline.policies.online import OnlineLogistic
 from paceline.policies.predictor_file import Trained, find, load, need_hidden
 from paceline.policies.predictors import FeaturePredictor, Predictor
@@ -32,6 +33,7 @@ class CaliTS(ThompsonSampling):
         sigma_s: standard deviation of a round's acceptance rate.
         theta0: acceptance rate expected before any outcome.
         k_max: most tokens a round.
+        cost: of one more token, in target passes; "auto": as measured; none: the paper's rule. See `ThompsonSampling`.
         predict: False: without the model's prediction, `theta0` in its place.
         calibrate: False: without the sampling prediction, theta ~ N(theta_M, sigma_m^2) throughout.
         literal: theta_hat as printed.
@@ -46,16 +48,17 @@ class CaliTS(ThompsonSampling):
         predictor: str = "auto",
         learn: bool = True,
         sigma_m: float = 0.1,
-        sigma_s: float = 0.5,
+        sigma_s: float = 1.0,
         theta0: float = 0.5,
         k_max: int = 16,
+        cost: float | str | None = None,
         predict: bool = True,
         calibrate: bool = True,
         literal: bool = False,
     ) -> None:
         require(sigma_m > 0 and sigma_s > 0, f"cali-ts: sigma_m and sigma_s must be > 0, not {sigma_m} and {sigma_s}")
         require(0 <= theta0 <= 1, f"cali-ts: theta0 must lie in [0, 1], not {theta0}")
-        super().__init__(k_max)
+        super().__init__(k_max, cost)
         self.learn, self.theta0, self.literal = learn, theta0, literal
         self.variance_m, self.variance_s = sigma_m**2, sigma_s**2
         self.predict, self.calibrate = predict, calibrate
@@ -75,6 +78,7 @@ class CaliTS(ThompsonSampling):
             self.online = OnlineLogistic(predictor.weights.detach().numpy())
 
     def check(self, setting: Setting) -> None:
+        super().check(setting)
         trained = self._trained or find(setting, self.name)
         if trained is None:
             return
@@ -107,10 +111,21 @@ class CaliTS(ThompsonSampling):
         return True
 
     def theta(self, depth: int) -> float:
+        mean, variance = self.posterior(self._prediction(depth))
+        return min(max(self.random.gauss(mean, sqrt(variance)), 0.0), 1.0)  # step 11
+
+    def first_theta(self) -> float:
+        # Nothing is predicted yet. Of this Beta distribution theta_hat, as it is not printed, is the mean.
+        right, wrong = self.theta0 + self.successes, 1 - self.theta0 + self.trials - self.successes
+        return self.random.betavariate(max(right, LEAST), max(wrong, LEAST))
+
+    def chance(self, depth: int | None) -> float:
+        return self.theta_hat if depth is None else self.posterior(self._prediction(depth))[0]
+
+    def _prediction(self, depth: int) -> float:
         if depth == len(self._predictions):  # a drafter that asks how deep only: its tokens are deterministic
             self.keep(None, depth)
-        mean, variance = self.posterior(self._predictions[depth])
-        return min(max(self.random.gauss(mean, sqrt(variance)), 0.0), 1.0)  # step 11
+        return self._predictions[depth]
 
     def posterior(self, theta_m: float) -> tuple[float, float]:
         """Mean and variance of theta (steps 9 and 10)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +12,7 @@ STEPS = 10  # depths with parameters of their own; deeper tokens share the last 
 TOP = 10  # largest draft probabilities that predictors see
 
 #: Log-odds of acceptance: constant, entropy, top-1 probability, margin, depth / STEPS. See docs/stop-predictors.md.
-BUILT_IN = (-1.0, -0.3, 2.5, 1.0, 0.3)
+BUILT_IN = (-0.9, 0.1, 2.3, 1.1, 0.0)
 
 
 class Seen(NamedTuple):
@@ -55,6 +55,9 @@ class Predictor(nn.Module):
     def forward(self, seen: Seen) -> Float[Tensor, " tokens"]:
         """Log-odds of acceptance."""
         raise NotImplementedError
+
+    def begin(self, log_odds: float) -> None:
+        """Before training: say this of every token. A form that knows better may ignore it."""
 
     def see(self, q: Tensor | None, depth: int, target: Tensor | None, draft: Tensor | None) -> Seen:
         """One token, as the policy is shown it; hidden states that are not there yet are zeros."""
@@ -115,6 +118,13 @@ class HiddenPredictor(Predictor):
         mixed = of_target[..., 0] + self.scale_draft(seen.draft) @ self.draft.T + self.bias
         return (self.out(nn.functional.silu(mixed)) if self.out else mixed)[:, 0]
 
+    def begin(self, log_odds: float) -> None:
+        if self.out:
+            nn.init.normal_(self.draft, std=self.draft.shape[1] ** -0.5)
+            _begin(self.out, log_odds)
+        else:
+            self.bias.data.fill_(log_odds)
+
 
 class ResidualPredictor(Predictor):
     """SpecDec++'s acceptance prediction head: residual blocks on the draft's last hidden state."""
@@ -136,6 +146,9 @@ class ResidualPredictor(Predictor):
             hidden = hidden + nn.functional.silu(block(hidden))
         return self.out(hidden)[:, 0]
 
+    def begin(self, log_odds: float) -> None:
+        _begin(self.out, log_odds)
+
 
 class TopPredictor(Predictor):
     """DISCO's classifier: a small feed-forward network over the largest draft probabilities and the depth."""
@@ -150,6 +163,15 @@ class TopPredictor(Predictor):
     def forward(self, seen: Seen) -> Tensor:
         depth = seen.depth[:, None].clamp(max=2 * STEPS) / STEPS
         return self.net(torch.cat([seen.signals[:, 1:], depth], -1))[:, 0]
+
+    def begin(self, log_odds: float) -> None:
+        _begin(cast(nn.Linear, self.net[-1]), log_odds)
+
+
+def _begin(last: nn.Linear, log_odds: float) -> None:
+    """The last layer gives these, whatever comes in."""
+    nn.init.zeros_(last.weight)
+    nn.init.constant_(last.bias, log_odds)
 
 
 class Standardise(nn.Module):

@@ -4,32 +4,73 @@ from __future__ import annotations
 
 from random import Random
 
-from paceline.policies.base import StoppingPolicy
+from paceline.policies.base import Setting, StoppingPolicy
 from paceline.registry import require
+
+AUTO = "auto"
 
 
 class ThompsonSampling(StoppingPolicy):
-    """The first token of a round is drafted unasked. Behind every token theta, the probability that drafting on is
-    right, is drawn from what is known of it, and then whether to go on, with probability theta.
+    """theta, the probability that a drafted token is accepted, is drawn from what is known of it; the draw decides.
+
+    As in the paper: the first token of a round is drafted unasked; behind every token theta is drawn anew, and drafting
+    goes on with probability theta.
+
+    With a `cost`: the draw decides whether to draft at all, as if it were the truth, so that a request that had stopped
+    drafting tries again now and then. How far is decided by expectation: go on while one more token promises more per
+    cost than the round so far. There is no need to explore lengths, since the target judges every draft.
 
     Args:
         k_max: most tokens a round; the paper sets no bound, but the KV cache needs one.
+        cost: of drafting and verifying one more token, in target passes of one token; "auto": as measured; None: the
+            paper's rule.
     """
 
-    def __init__(self, k_max: int) -> None:
+    def __init__(self, k_max: int, cost: float | str | None) -> None:
         require(k_max >= 0, f"k_max must be >= 0, not {k_max}")
-        self.limit = k_max
+        valid = cost in (None, AUTO) or (isinstance(cost, int | float) and cost >= 0)
+        require(valid, f"cost must be auto, none or a number >= 0, not {cost}")
+        self.limit, self.cost = k_max, cost
         self.random = Random()
+        self._all_accepted = self._tokens = self._spent = 1.0
 
     def seed(self, seed: int) -> None:
         self.random.seed(seed)
+
+    def check(self, setting: Setting) -> None:
+        if self.cost == AUTO:
+            self.cost = setting.cost()
 
     def theta(self, depth: int) -> float:
         """A draw of theta behind the token drafted at `depth` (step 8)."""
         raise NotImplementedError
 
+    def first_theta(self) -> float:
+        """A draw of theta before anything is drafted."""
+        raise NotImplementedError
+
+    def chance(self, depth: int | None) -> float:
+        """The mean of theta for the token drafted at `depth`; None: for one that nobody has seen yet."""
+        raise NotImplementedError
+
     def more(self, depth: int) -> bool:
-        if depth == 0 or depth >= self.limit:
-            return depth < self.limit
+        if depth >= self.limit:
+            return False
+        if self.cost is not None:
+            return self._pays(depth, float(self.cost))
+        if depth == 0:
+            return True
         theta = self.theta(depth - 1)
         return self.random.random() < theta  # step 9
+
+    def _pays(self, depth: int, cost: float) -> bool:
+        """Tokens expected of one more draft per its cost, against those of the round per its own: a target pass without
+        a draft costs 1 and gives 1. While chances do not rise, the first length at which it does not pay is the best.
+        """
+        if depth == 0:
+            self._all_accepted = self._tokens = self._spent = 1.0
+            return self.first_theta() >= cost
+        self._all_accepted *= self.chance(depth - 1)
+        self._tokens += self._all_accepted
+        self._spent += cost
+        return self._all_accepted * self.chance(None) * self._spent >= cost * self._tokens

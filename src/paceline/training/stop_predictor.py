@@ -76,7 +76,7 @@ class Factored(nn.Module):
         super().__init__()
         width, units = predictor.shape["width"], predictor.shape["units"]
         self.predictor = predictor
-        self.left = nn.Parameter(torch.randn(units, width) / width)
+        self.left = nn.Parameter(torch.zeros(units, width) if units == 1 else torch.randn(units, width) / width**0.5)
         self.wide: nn.Parameter | None = None
         if rank is None:
             self.narrow = nn.Parameter(torch.eye(width).repeat(STEPS, 1, 1))
@@ -126,7 +126,7 @@ def _fit(
 ) -> tuple[Predictor, Origin]:
     model = _model(policy, examples, config)
     train, test = _split(examples, config)
-    _standardise(model.predictor if isinstance(model, Factored) else model, examples.seen(train))
+    _prepare(model.predictor if isinstance(model, Factored) else model, examples, train)
     weight = config.rejection_weight or (6.0 if policy == "specdec++" else 1.0)
     held = examples.seen(test), examples.accepted[test]
     with torch.no_grad():
@@ -184,8 +184,8 @@ def assess(predictor: Predictor, examples: Examples, rows: Tensor) -> dict[str, 
         "acceptance": round(float(rate), 4),
         "loss": round(_loss_of(scores, accepted).item(), 4),
         "loss_of_the_rate": round(_loss_of(base, accepted).item(), 4),
-        "auc": round((rankdata(scores)[truth == 1].sum() - right * (right + 1) / 2) / (right * wrong), 4),
-        "calibration_error": round(sum(gaps) / len(truth), 4),
+        "auc": round(float(rankdata(scores)[truth == 1].sum() - right * (right + 1) / 2) / (right * wrong), 4),
+        "calibration_error": round(float(sum(gaps)) / len(truth), 4),
     }
 
 
@@ -205,13 +205,15 @@ def _model(policy: str, examples: Examples, config: FitConfig) -> Predictor | Fa
     return Factored(hidden, config.rank if form == "low-rank" else None)
 
 
-def _standardise(predictor: Predictor, seen: Seen) -> None:
-    """To the hidden states' mean and variance."""
+def _prepare(predictor: Predictor, examples: Examples, rows: Tensor) -> None:
+    """Standardise to the hidden states' mean and variance, and begin with what they say nothing about: the rate."""
+    seen, rate = examples.seen(rows), examples.accepted[rows].float().mean().logit()
     if isinstance(predictor, HiddenPredictor):
         predictor.scale_target.fit(seen.target)
         predictor.scale_draft.fit(seen.draft)
     elif isinstance(predictor, ResidualPredictor):
         predictor.scale.fit(seen.draft)
+    predictor.begin(float(rate))
 
 
 def _split(examples: Examples, config: FitConfig) -> tuple[Tensor, Tensor]:
