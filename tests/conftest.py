@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from paceline.drafters import costs
 from tiny import byte_tokenizer, small_llama
 
 # The same examples every time, and no time limits: machines are shared.
 settings.register_profile("paceline", deadline=None, derandomize=True)
 settings.load_profile("paceline")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def steady_costs() -> Iterator[None]:
+    """What passes cost, for automatic budgets, as where width is cheap: measured, it is another in every run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "_measure", lambda target: {1: 1.0, 64: 1.5})
+        yield
 
 
 @pytest.fixture(scope="session")

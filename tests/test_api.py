@@ -48,7 +48,7 @@ class TestLoad:
 
     def test_defaults(self, llm: LLM) -> None:
         assert isinstance(llm.drafter, PromptLookup)
-        assert (llm.policy.cls, llm.policy.options) == (Fixed, {"k": 5})
+        assert (llm.policy.cls, llm.policy.options) == (Fixed, {"k": 10})
         assert llm.method("layer-skip").policy.cls is AdaEDL
 
     def test_drafter_as_a_function(self, llm: LLM) -> None:
@@ -56,7 +56,7 @@ class TestLoad:
         assert made.drafter.ngram == 2
         assert made.policy.cls is AdaEDL
         assert made.target is llm.target
-        assert llm.method(PromptLookup).policy.text == "fixed:k=5"
+        assert llm.method(PromptLookup).policy.text == "fixed:k=10"
 
     @pytest.mark.parametrize(
         ("drafter", "policy", "message"),

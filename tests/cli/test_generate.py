@@ -67,7 +67,7 @@ def test_json(run, tiny_model_dir, llm):
     told, want = json.loads(out), llm.generate(PROMPT, max_new_tokens=20)
     assert (code, err) == (0, "")
     assert (told["text"], told["tokens"], told["finish_reason"]) == (want.text, want.tokens, "length")
-    assert told["method"] == "prompt-lookup:ngram=2+fixed:k=5"
+    assert told["method"] == "prompt-lookup:ngram=2+fixed:k=10"
     assert len(told["provenance"]) == told["stats"]["tokens"] == 20
     assert told["provenance"].count("prompt-lookup") == told["stats"]["accepted"]
 
@@ -132,7 +132,7 @@ def test_compare_in_a_pipe(run, tiny_model_dir):
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     assert "--- plain decoding" in out
-    assert "--- prompt-lookup+fixed:k=5" in out
+    assert "--- prompt-lookup+fixed:k=10" in out
     assert out.endswith("times the speed of plain decoding; the token ids are identical.\n")
 
 

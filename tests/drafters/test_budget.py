@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 
 from helpers import one_thread  # noqa: F401
 from paceline.drafters.budget import Budget, best_first
-from paceline.drafters.costs import Costs, costs_of, set_costs
+from paceline.drafters.costs import Costs, _measure, costs_of, set_costs
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.drafters.tree import TokenTree
 from paceline.errors import OptionError
+from paceline.profiling import measure
 from paceline.targets import as_target
 from tiny import small_llama
 
@@ -31,13 +33,26 @@ def test_costs() -> None:
         Costs({1: 1.0})
 
 
+@pytest.mark.parametrize("context", [8, 20, 256])
+def test_costs_are_measured(context: int) -> None:
+    passes = _measure(as_target(small_llama(max_position_embeddings=context)))
+    assert list(passes) == [width for width in (1, 2, 4, 8, 16, 32) if width <= max(context // 2, context - 64)]
+    assert all(0 < seconds < 10 for seconds in passes.values())
+
+
 def test_costs_are_measured_once() -> None:
     target = as_target(small_llama())
     costs = costs_of(target)
     assert costs_of(target) is costs
-    assert 0 < costs(1) <= costs(8) <= costs(64)
     set_costs(target, CPU)
     assert costs_of(target) is CPU
+
+
+def test_costs_of_a_stored_profile(cache_dir: Path) -> None:
+    target = as_target(small_llama())
+    [profile] = measure([target], "tiny", context=4, repeats=1, widths=(1, 2, 3))
+    profile.save()
+    assert costs_of(target)(2) == min(profile.passes[2].median, profile.passes[3].median)
 
 
 @st.composite

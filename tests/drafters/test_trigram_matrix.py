@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
+from paceline.drafters.corpora import tokenizer_of
 from paceline.drafters.trigram.build import build
+from paceline.drafters.trigram.drafter import SHIPPED
 from paceline.drafters.trigram.matrix import (
     FIELDS,
     FILE,
@@ -22,6 +25,8 @@ from paceline.drafters.trigram.matrix import (
     matrix_folder,
     no_matrix,
 )
+from paceline.drafters.trigram.mixture import WIDTH, Ngrams, Rule, successors
+from paceline.drafters.trigram.overlay import empty_counts
 from paceline.errors import IntegrityError, TokenizerMismatch
 from tiny import byte_tokenizer
 
@@ -130,3 +135,19 @@ def test_matrix_folder(cache_dir: Path, tmp_path: Path) -> None:
     assert matrix_folder("Org/Some-Model_1.5") == cache_dir / "trigram" / "Org--Some-Model_1.5"
     (tmp_path / "my model").mkdir()
     assert matrix_folder(str(tmp_path / "my model")) == cache_dir / "trigram" / "my--model"
+
+
+@pytest.mark.model
+def test_the_default_models_comes_along() -> None:
+    tokenizer, _ = tokenizer_of("smollm2-135m")
+    [path] = SHIPPED.glob("smollm2-135m/*.safetensors")
+    assert path.stat().st_size < 16_000_000
+    matrix = load_matrix(path, tokenizer, 49_152)
+    told = json.loads((path.parent / "provenance.json").read_text())
+    assert matrix.order == told["order"]
+    assert told["bytes"] == path.stat().st_size
+    assert not [source["name"] for source in told["corpus"] if "eval" in source["name"]]
+    ngrams = Ngrams(matrix.tables, empty_counts(1), empty_counts(1), Rule(matrix.order, 16, False, 0.1, 1.0, 1.0))
+    tokens, probs = np.zeros(WIDTH, np.int64), np.zeros(WIDTH)
+    size = successors(ngrams, np.array(tokenizer.encode(" there is a lot")[-3:]), tokens, probs)
+    assert tokenizer.decode([int(tokens[probs[:size].argmax()])]) == " of"

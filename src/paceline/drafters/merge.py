@@ -32,7 +32,7 @@ class Merge(TreeDrafter):
         budget: most nodes that compete; "auto": as many as pay on this machine.
     """
 
-    default_policy = "fixed:k=6"
+    default_policy = "fixed:k=10"
     source = "merge"
 
     def __init__(self, target: Target, *, drafters: str = "", budget: int | str = "auto") -> None:

@@ -46,7 +46,7 @@ class PromptLookup(TreeDrafter):
     budget: most nodes of the tree; "auto": as many as pay on this machine.
     """
 
-    default_policy = "fixed:k=5"
+    default_policy = "fixed:k=10"
     source = "prompt-lookup"
 
     def __init__(

@@ -76,7 +76,7 @@ class Suffix(TreeDrafter):
     budget: most tokens of a draft; "auto": as many as pay on this machine.
     """
 
-    default_policy = "fixed:k=5"
+    default_policy = "fixed:k=10"
     source = "suffix"
 
     def __init__(self, target: Target, *, shortest: int = 2, budget: int | str = "auto") -> None:

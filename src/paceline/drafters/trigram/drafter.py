@@ -19,7 +19,7 @@ from paceline.errors import ModelError
 from paceline.registry import require
 from paceline.targets.target import PassOutput, Target
 
-SHIPPED = Path(__file__).parent / "shipped"  # a folder for each matrix that comes with paceline
+SHIPPED = Path(__file__).parents[2] / "data" / "trigram"  # a folder for each matrix that comes with paceline
 SEARCHES = {"greedy": BY_PATH, "topk": BY_LEVEL, "mcts": BY_VISITS}
 ADAPT = ("prompt", "output", "none")
 
@@ -45,7 +45,7 @@ class Trigram(TreeDrafter):
         continuation. Default greedy, with `literal` mcts.
     budget: most nodes of a tree; "auto": as many as pay on this machine.
     candidates: most continuations, that is, leaves of the tree.
-    depth: most tokens of a continuation.
+    depth: most tokens of a continuation (the paper: 4).
     iterations, c1, c2: of MCTS, see Algorithm 1 and eq. 3.
     adapt: what a request's own n-grams are learned from: "prompt" (and output), "output" or "none".
     literal: the paper's search and probabilities as printed, and where it is silent as its authors' code has it:
@@ -60,7 +60,7 @@ class Trigram(TreeDrafter):
         IntegrityError, TokenizerMismatch: the matrix named cannot be used.
     """
 
-    default_policy = "fixed:k=4"
+    default_policy = "fixed:k=8"
     source = "trigram"
 
     def __init__(
@@ -72,7 +72,7 @@ class Trigram(TreeDrafter):
         search: str | None = None,
         budget: int | str = "auto",
         candidates: int = 24,
-        depth: int = 4,
+        depth: int = 8,
         iterations: int = 150,
         c1: float = 32.0,
         c2: float = 8.0,
