@@ -17,7 +17,7 @@ from tiny import small_llama
 @pytest.fixture(scope="module")
 def target() -> BlockTarget:
     target = BlockTarget(small_llama())
-    set_costs(target, Costs({1: 0.010, 8: 0.017, 16: 0.1}))
+    set_costs(target, Costs({1: 0.010, 5: 0.014, 16: 0.1}))
     return target
 
 

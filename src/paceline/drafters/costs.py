@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from itertools import islice
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,7 +17,7 @@ from paceline.targets.target import Target
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 64  # tokens in front of the passes that are measured
-STEPS, VERIFIED = 5, 8  # rounds of drafting that are timed; the width whose extra cost is shared out
+ROUNDS, DRAFTED = 8, 4  # of the measurement of what one drafted token costs
 TURNS, ENOUGH = 8, 0.4  # measurements of each width, or at least two in so many seconds
 
 
@@ -70,15 +71,25 @@ def step_cost(drafter: Drafter) -> float:
     """Of drafting and verifying one more token, in target passes of one token, batch 1. Drafters without a model draft
     for nothing."""
     if drafter not in _known_steps:
-        costs, draft = costs_of(drafter.target), 0.0
-        if isinstance(drafter, AutoregressiveDrafter):
-            from paceline.profiling.timing import compare_drafts
-
-            timing = compare_drafts([drafter], min(CONTEXT, drafter.target.context // 2), repeats=STEPS)[0]
-            draft = timing.low if timing else 0.0
-        verify = (costs(VERIFIED) - costs(1)) / (VERIFIED - 1)
+        costs = costs_of(drafter.target)
+        draft = _measure_step(drafter) if isinstance(drafter, AutoregressiveDrafter) else 0.0
+        verify = (costs(DRAFTED + 1) - costs(1)) / DRAFTED
         _known_steps[drafter] = (draft + verify) / costs(1)
     return _known_steps[drafter]
+
+
+def _measure_step(drafter: Drafter) -> float:
+    """The least that a drafted token took in some rounds."""
+    from paceline.decoding.engine import Engine  # which imports the drafters
+    from paceline.decoding.replay import Replay
+    from paceline.policies.fixed import Fixed
+
+    new = (DRAFTED + 1) * ROUNDS
+    prompt = max(1, min(CONTEXT, drafter.target.context - new))
+    request = Replay([0] * prompt, [0] * new, Fixed(k=DRAFTED))
+    for _ in islice(Engine(drafter.target, drafter).run([request]), ROUNDS):
+        pass
+    return min(record.seconds["draft"] / record.depth for record in request.stats.rounds if record.depth)
 
 
 @torch.inference_mode()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.policies.entropy import entropy
 from paceline.policies.threshold import AdaptiveThreshold
 from paceline.registry import require
 
@@ -40,5 +40,4 @@ class AdaEDL(AdaptiveThreshold):
         self.gamma = gamma
 
     def score(self, q: Float[Tensor, " vocab"]) -> float:
-        entropy = torch.special.entr(q).sum().item()
-        return 1 - (self.gamma * max(entropy, 0.0)) ** 0.5
+        return 1 - (self.gamma * max(entropy(q), 0.0)) ** 0.5

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from paceline.policies.entropy import entropy
+
 STEPS = 10  # depths with parameters of their own; deeper tokens share the last (EESD, eq. 5)
 TOP = 10  # largest draft probabilities that predictors see
 
@@ -30,7 +32,7 @@ def signals(q: Float[Tensor, " vocab"] | None) -> Float[Tensor, " signals"]:
     if q is None:
         found[1] = 1.0
         return found
-    found[0] = torch.special.entr(q).sum()
+    found[0] = entropy(q)
     largest = q.topk(min(TOP, len(q))).values
     found[1 : 1 + len(largest)] = largest
     return found
