@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.verify import Outcome, chain_rejection, draw, sample_match, tree_rejection, walk
+from paceline.decoding.verify import Outcome, argmax, chain_rejection, draw, sample_match, tree_rejection, walk
 from paceline.drafters.tree import TokenTree
 
 
@@ -26,6 +26,16 @@ def chain(*tokens: int, q: list[torch.Tensor | None] | None = None) -> TokenTree
     for node, token in enumerate(tokens):
         tree.add(token, node, "x", q[node] if q else None)
     return tree
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_argmax(dtype: torch.dtype) -> None:
+    logits = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[0, 0, 7] = logits[0, 0, 40] = 9.0  # of equals the first
+    logits[1, 2] = -torch.inf
+    logits[1, 2, 4] = 0.0
+    want = [[[float(x) for x in row] for row in rows] for rows in logits]
+    assert argmax(logits) == [[row.index(max(row)) for row in rows] for rows in want]
 
 
 def test_walk() -> None:

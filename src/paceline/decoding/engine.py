@@ -11,7 +11,7 @@ import torch
 
 from paceline.decoding.request import Request
 from paceline.decoding.stats import Clock, Round
-from paceline.decoding.verify import Outcome, walk
+from paceline.decoding.verify import Outcome, argmax, walk
 from paceline.drafters.base import Drafter
 from paceline.drafters.costs import step_cost
 from paceline.drafters.skip_set import model_key
@@ -81,7 +81,7 @@ class Engine:
 
     @staticmethod
     def _verify(rows: list[Request], trees: list[TokenTree], out: PassOutput) -> list[Outcome]:
-        greedy = out.logits.argmax(-1).tolist() if any(row.plain for row in rows) else []
+        greedy = argmax(out.logits) if any(row.plain for row in rows) else []
         return [
             walk(tree, greedy[row.slot]) if row.plain else row.verify(tree, out.logits[row.slot, : len(tree)])
             for row, tree in zip(rows, trees, strict=True)

@@ -7,7 +7,7 @@ distributed exactly as plain decoding would: that is the whole of paceline's los
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -34,6 +34,13 @@ def walk(tree: TokenTree, choice: Sequence[int]) -> Outcome:
     while (child := tree.child(path[-1], choice[path[-1]])) is not None:
         path.append(child)
     return Outcome(path, choice[path[-1]])
+
+
+def argmax(logits: Float[Tensor, "*rows vocab"]) -> list[Any]:
+    """Greedy choices. On the CPU by numpy, which takes a tenth of torch's time and waits for no other thread."""
+    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
+        return logits.numpy().argmax(-1).tolist()
+    return logits.argmax(-1).tolist()
 
 
 def draw(p: Float[Tensor, " vocab"], u: float) -> int:
