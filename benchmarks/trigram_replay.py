@@ -13,11 +13,13 @@ file of answers for each temperature and top-p). Answers come from `trigram_answ
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +79,8 @@ def measure(model: Model, method: str, answers: Sequence[Row], costs: Costs | No
 
 # -- ablations -----------------------------------------------------------------------------------------------------
 def trigram(args: argparse.Namespace, **options: object) -> str:
-    """The paper's settings, 24 candidates of 4 tokens, but for `options`; 96 nodes hold them whatever they share."""
-    chosen = {"matrix": args.matrix, "budget": 96, "candidates": 24, "depth": 4} | options
+    """The paper's settings, 24 candidates of 4 tokens from trigrams, but for `options`; 96 nodes hold them all."""
+    chosen = {"matrix": args.matrix, "order": 3, "budget": 96, "candidates": 24, "depth": 4} | options
     return ":".join(["trigram", *(f"{name}={str(value).lower()}" for name, value in chosen.items())])
 
 
@@ -133,8 +135,10 @@ def corpus_rows(model: Model, args: argparse.Namespace, answers: Sequence[Row], 
         with tempfile.TemporaryDirectory() as folder:
             parts = []
             for path in args.corpus:
-                parts.append(Path(folder) / path.name)
-                parts[-1].write_text("".join(path.read_text().splitlines(keepends=True)[::every]))
+                parts.append(Path(folder) / path.name.removesuffix(".gz"))
+                opened = gzip.open if path.suffix == ".gz" else open
+                with opened(path, "rt", encoding="utf-8") as file:
+                    parts[-1].write_text("".join(islice(file, None, None, every)), encoding="utf-8")
             built = build(model.tokenizer, parts, Path(folder) / "matrix")
             args.matrix = str(Path(folder) / "matrix")
             for adapt in ("none", "prompt"):
@@ -176,14 +180,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     tasks = list(dict.fromkeys(task for row in result["rows"] for task in row["tau_by_task"]))
     table = Table(title=f"{result['ablation']}: tokens a pass", box=None, padding=(0, 1))
-    for title in ("", "tau", *tasks, "drafted", "µs a round", "speedup"):
+    for title in ("", "tau", *tasks, "drafted", "µs a round", *(["speedup"] if result["costs"] else [])):
         table.add_column(title, justify="right" if title else "left")
     for row in result["rows"]:
         values = [row["tau"], *(row["tau_by_task"].get(task, float("nan")) for task in tasks)]
-        speedup = f"{row['speedup']:.2f}" if "speedup" in row else ""
-        numbers = [f"{value:.2f}" for value in values]
-        table.add_row(row["name"], *numbers, f"{row['drafted']:.1f}", f"{row['microseconds']:.0f}", speedup)
-    Console(highlight=False).print(table)
+        numbers = [f"{value:.2f}" for value in values] + [f"{row['drafted']:.1f}", f"{row['microseconds']:.0f}"]
+        table.add_row(row["name"], *numbers, *([f"{row['speedup']:.2f}"] if result["costs"] else []))
+    Console(highlight=False, width=max(Console().width, 100 + 8 * len(tasks))).print(table)
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -213,7 +216,7 @@ def main() -> None:
     parser.add_argument("--answers", type=Path, action="append", default=[])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--matrix", default="auto")
-    parser.add_argument("--corpus", type=Path, action="append", default=[], help="JSONL, not compressed")
+    parser.add_argument("--corpus", type=Path, action="append", default=[], help="JSONL, .gz or not")
     parser.add_argument("--methods", help="for methods: to compare, separated by commas")
     parser.add_argument("--others", default="suffix,prompt-lookup", help="for budget: drafters to set beside")
     parser.add_argument("--costs", type=Path, help="a stored profile")
