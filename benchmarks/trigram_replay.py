@@ -50,11 +50,11 @@ class Model:
 
 
 def measure(model: Model, method: str, answers: Sequence[Row], costs: Costs | None) -> Row:
-    """Tokens a pass: over all answers, by task, and by position in the output."""
+    """Tokens a pass: over all answers, by task, and by position in the output; with costs, the speedup they predict."""
     spec, policy = parse_method(method)
     drafter = spec.build(model)
     tasks, bins = defaultdict(lambda: [0, 0]), defaultdict(lambda: [0, 0])
-    drafted, seconds, predicted = 0, 0.0, 0.0
+    drafted, seconds, plain, predicted = 0, 0.0, list[float](), list[float]()
     for answer in answers:
         stats, position = replay(drafter, answer["prompt"], answer["output"], policy.build()), 0
         for one in stats.rounds:
@@ -64,7 +64,9 @@ def measure(model: Model, method: str, answers: Sequence[Row], costs: Costs | No
             position += one.emitted
             drafted += one.drafted
             seconds += one.seconds["draft"] + one.seconds["other"]
-            predicted += costs(one.drafted + 1) if costs else 0.0
+        if costs:
+            plain.append(stats.tokens * costs(1))
+            predicted.append(sum(costs(one.drafted + 1) for one in stats.rounds))
     tokens, rounds = (sum(counts[i] for counts in tasks.values()) for i in (0, 1))
     return {
         "method": method,
@@ -74,7 +76,14 @@ def measure(model: Model, method: str, answers: Sequence[Row], costs: Costs | No
         "drafted": drafted / rounds,
         "microseconds": 1e6 * seconds / rounds,
         "rounds": rounds,
-    } | ({"speedup": tokens * costs(1) / predicted} if costs else {})
+    } | (
+        {
+            "speedup": sum(plain) / sum(predicted),
+            "speedup_of_slowest_answer": min(a / b for a, b in zip(plain, predicted, strict=True)),
+        }
+        if costs
+        else {}
+    )
 
 
 # -- ablations -----------------------------------------------------------------------------------------------------
@@ -180,12 +189,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     tasks = list(dict.fromkeys(task for row in result["rows"] for task in row["tau_by_task"]))
     table = Table(title=f"{result['ablation']}: tokens a pass", box=None, padding=(0, 1))
-    for title in ("", "tau", *tasks, "drafted", "µs a round", *(["speedup"] if result["costs"] else [])):
+    for title in ("", "tau", *tasks, "drafted", "µs a round", *(["speedup", "slowest"] if result["costs"] else [])):
         table.add_column(title, justify="right" if title else "left")
     for row in result["rows"]:
         values = [row["tau"], *(row["tau_by_task"].get(task, float("nan")) for task in tasks)]
         numbers = [f"{value:.2f}" for value in values] + [f"{row['drafted']:.1f}", f"{row['microseconds']:.0f}"]
-        table.add_row(row["name"], *numbers, *([f"{row['speedup']:.2f}"] if result["costs"] else []))
+        if result["costs"]:
+            numbers += [f"{row[key]:.2f}" for key in ("speedup", "speedup_of_slowest_answer")]
+        table.add_row(row["name"], *numbers)
     Console(highlight=False, width=max(Console().width, 100 + 8 * len(tasks))).print(table)
 
 
