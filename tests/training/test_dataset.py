@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,20 @@ def test_errors(tiny_data: Path, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(facts | {"shards": {}}))
     with pytest.raises(DataError, match="no samples to learn from"):
         Dataset(tmp_path)
+
+
+def test_folders_together(tiny_data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_data, other)
+    one, two = Dataset(tiny_data), Dataset(tiny_data, other)
+    assert len(two) == 2 * len(one)
+    assert two.tokens == 2 * one.tokens
+    assert two.digest != one.digest
+    last, same = two.batch([len(two) - 1]), one.batch([len(one) - 1])
+    assert last.ids.equal(same.ids)
+    assert last.rows[0].start == one.tokens + same.rows[0].start
+    facts = json.loads((other / "manifest.json").read_text())
+    facts["made"]["top"] += 1
+    (other / "manifest.json").write_text(json.dumps(facts))
+    with pytest.raises(DataError, match="another number of likeliest tokens"):
+        Dataset(tiny_data, other)

@@ -30,7 +30,9 @@ TRAIN = {"epochs": 2, "tokens": 200, "accumulate": 2, "report": 5, "held_back": 
 
 
 def assembled(model: Path, data: Path, **options: Any) -> Assembled:
-    return early_exit(str(model), data, ExitConfig(**{"layers": 1, "vocab": 100, **options}), TrainConfig(**TRAIN), CPU)
+    return early_exit(
+        str(model), [data], ExitConfig(**{"layers": 1, "vocab": 100, **options}), TrainConfig(**TRAIN), CPU
+    )
 
 
 def trainer(made: Assembled, out: Path, resume: bool = False, **options: Any) -> Trainer:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def early_exit(
-    data: Annotated[Path, Option("--data", help="Folder that 'paceline train data' wrote.")],
+    data: Annotated[list[Path], Option("--data", help="Folder that 'paceline train data' wrote; may be repeated.")],
     model: Annotated[str, Option("--model", "-m", help="Named model, hub id, folder or GGUF file.")] = "smollm2-135m",
     out: Annotated[
         Path | None, Option("--out", "-o", help="Folder of the head; default in the cache, where early-exit finds it.")

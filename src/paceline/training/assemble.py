@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,14 +39,14 @@ class Assembled(NamedTuple):
 
 def early_exit(
     name: str,
-    folder: Path,
+    folders: Sequence[Path],
     config: ExitConfig,
     training: TrainConfig,
     device: torch.device,
     tier: str | None = None,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Assembled:
-    """An exit head to train for the model called `name`, on the data of `folder`.
+    """An exit head to train for the model called `name`, on the data of `folders`.
 
     Args:
         tier: which computes the frozen layers.
@@ -58,7 +58,7 @@ def early_exit(
         OptionError: a number out of the model's range.
     """
     model, tokenizer = load_as_stored(name)
-    data = Dataset(folder, config.max_length, fingerprint(tokenizer))
+    data = Dataset(*folders, max_length=config.max_length, tokenizer=fingerprint(tokenizer))
     total, count = parameters(model), model.config.num_hidden_layers
     require(1 <= config.layers < count, f"layers must lie in 1 .. {count - 1}, not {config.layers}")
     follow = config.start == "fitted" and config.layers + config.exit_layers <= count

@@ -35,22 +35,30 @@ class Batch(NamedTuple):
 
 
 class Dataset:
-    """The samples of a folder that `paceline train data` wrote. Shards stay on the disk, mapped into memory.
+    """The samples of folders that `paceline train data` wrote. Shards stay on the disk, mapped into memory.
 
     Args:
+        folders: one or more; what is computed from the data is kept in the first.
         max_length: longer samples are cut there.
 
     Raises:
         DataError: there is no data, it is damaged, or made with another tokenizer than `tokenizer`, a fingerprint.
     """
 
-    def __init__(self, folder: Path, max_length: int = 1024, tokenizer: str | None = None) -> None:
-        self.folder, self.max_length, self.manifest = folder, max_length, Manifest(folder).read()
-        if tokenizer is not None and self.manifest["made"]["tokenizer"] != tokenizer:
-            raise DataError(
-                f"{folder} holds text of {self.manifest['made']['model']}, whose tokenizer is not this model's"
-            )
-        self.shards = [Shard.load(folder / name) for name in sorted(self.manifest["shards"])]
+    def __init__(self, *folders: Path, max_length: int = 1024, tokenizer: str | None = None) -> None:
+        self.folder, self.max_length = folders[0], max_length
+        self.manifests = [Manifest(folder).read() for folder in folders]
+        for folder, manifest in zip(folders, self.manifests, strict=True):
+            made = manifest["made"]
+            if tokenizer is not None and made["tokenizer"] != tokenizer:
+                raise DataError(f"{folder} holds text of {made['model']}, whose tokenizer is not this model's")
+            if made.get("top") != self.manifests[0]["made"].get("top"):
+                raise DataError(f"{folder} keeps another number of likeliest tokens than {self.folder}: see --top")
+        self.shards = [
+            Shard.load(folder / name)
+            for folder, manifest in zip(folders, self.manifests, strict=True)
+            for name in sorted(manifest["shards"])
+        ]
         self.tokens = sum(len(shard.ids) for shard in self.shards)
         self.where: list[tuple[int, int]] = []  # of each sample: its shard, its first token there
         starts, lengths, learnt, generated = [], [], [], []
@@ -134,7 +142,7 @@ class Dataset:
     @property
     def digest(self) -> str:
         """Tells this data, cut to this length, from other data."""
-        facts = [self.manifest["made"], self.manifest["shards"], self.max_length]
+        facts = [*([manifest["made"], manifest["shards"]] for manifest in self.manifests), self.max_length]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
