@@ -16,8 +16,8 @@ from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafters.base import Drafter, Row
 from paceline.drafters.early_exit.drafter import EarlyExit
-from paceline.drafters.early_exit.head import CONFIG, ExitHead, read_facts
-from paceline.drafters.early_exit.locate import SHIPPED, stored_path
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.drafters.heads import SHIPPED, config_name
 from paceline.drafters.merge import Merge
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.suffix import Suffix
@@ -337,8 +337,8 @@ def test_heads_are_found(tmp_path: Path, cache_dir: Path) -> None:
     target = as_target(small_llama())
     with told(OptionError, "no trained exit head for llama.*early-exit:head=FOLDER"):
         EarlyExit(target)
-    save_head(stored_path(target), small_llama)
-    assert stored_path(target).is_relative_to(cache_dir)
+    save_head(ExitHead.stored_path(target), small_llama)
+    assert ExitHead.stored_path(target).is_relative_to(cache_dir)
     assert EarlyExit(target).layers == 1
     with told(CheckpointMismatch):  # of the same name
         EarlyExit(as_target(small_llama(seed=3)))
@@ -346,8 +346,8 @@ def test_heads_are_found(tmp_path: Path, cache_dir: Path) -> None:
 
 def test_shipped_heads_name_their_model() -> None:
     for folder in SHIPPED.glob("*"):
-        if (folder / CONFIG).is_file():
-            assert read_facts(folder)["target"].startswith(folder.name)
+        if (folder / config_name(ExitHead.kind)).is_file():
+            assert ExitHead.facts(folder)["target"].startswith(folder.name)
 
 
 def test_refused(tmp_path: Path) -> None:

@@ -13,13 +13,15 @@ import torch
 from transformers import PreTrainedModel
 
 from helpers import one_thread, perturbed, small_neox  # noqa: F401
-from paceline.drafters.early_exit.head import CONFIG, WEIGHTS, ExitHead
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.drafters.heads import config_name, weights_name
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError
 from paceline.targets.span import Span
 from paceline.targets.target import as_target
 from tiny import small_llama
 from told import told
 
+CONFIG, WEIGHTS = config_name(ExitHead.kind), weights_name(ExitHead.kind)
 MODELS = [small_llama, small_neox]
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [100, 3, 200, 4, 50, 0]])
 

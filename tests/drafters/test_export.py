@@ -16,7 +16,6 @@ from helpers import hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline.cli import main
 from paceline.drafters.early_exit.export import export_draft_model
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafters.early_exit.locate import stored_path
 from paceline.errors import CheckpointMismatch, DiskFull, OptionError
 from paceline.targets import as_target, load_target
 from tiny import byte_tokenizer, small_llama
@@ -117,7 +116,7 @@ def test_command(tiny_model_dir: Path, tmp_path: Path, cache_dir: Path, capsys: 
     assert main(command) == 1
     assert "no trained exit head" in capsys.readouterr().err
     target = load_target(str(tiny_model_dir), tier="reference")
-    ExitHead.from_target(target.model, 1, tokens=range(99)).save(stored_path(target))
+    ExitHead.from_target(target.model, 1, tokens=range(99)).save(ExitHead.stored_path(target))
     assert main([*command, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["layers"] == 2

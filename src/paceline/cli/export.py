@@ -34,12 +34,11 @@ def draft_model(
     """The first layers and the exit head of early-exit as a plain Hugging Face model of the same tokenizer."""
     from paceline.drafters.early_exit.export import export_draft_model
     from paceline.drafters.early_exit.head import ExitHead
-    from paceline.drafters.early_exit.locate import find_head
     from paceline.targets import as_target
     from paceline.targets.sources import load_model
 
     loaded, tokenizer = load_model(model, dtype=dtype)
-    folder = find_head(as_target(loaded)) if head == "auto" else Path(head)
+    folder = ExitHead.find(as_target(loaded)) if head == "auto" else Path(head)
     made = ExitHead.load(folder)
     draft = export_draft_model(loaded, tokenizer, made, out)
     counts = {"layers": draft.config.num_hidden_layers, "parameters": draft.num_parameters()}

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafters.early_exit.locate import stored_path
 from paceline.drafters.trigram.matrix import fingerprint
 from paceline.errors import UnsupportedModel
 from paceline.registry import require
@@ -86,7 +85,7 @@ def early_exit(
     if config.start == "fitted":
         fit_output(head, matrix, frozen, data, data.split(training.held_back, training.seed)[0])
     settings = {"model": head.config.target, "data": data.digest, **asdict(config)}
-    return Assembled(EarlyExit(head, frozen, config.objective), data, stored_path(target), settings, loaded, total)
+    return Assembled(EarlyExit(head, frozen, config.objective), data, head.stored_path(target), settings, loaded, total)
 
 
 def load_as_stored(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

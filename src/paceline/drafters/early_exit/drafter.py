@@ -13,9 +13,8 @@ from paceline.drafters.base import AutoregressiveDrafter, Row, Step
 from paceline.drafters.early_exit.beam import Beam
 from paceline.drafters.early_exit.exit import Exit
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafters.early_exit.locate import find_head
+from paceline.drafters.heads import with_blocks
 from paceline.drafters.tree import TokenTree, tree_span
-from paceline.errors import UnsupportedModel
 from paceline.registry import require
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
@@ -42,14 +41,7 @@ class EarlyExit(AutoregressiveDrafter):
         super().__init__(target)
         require(tree >= 1, f"early-exit: tree must be >= 1, not {tree}")
         require(nodes >= 1, f"early-exit: nodes must be >= 1, not {nodes}")
-        if not target.has_blocks:
-            raise UnsupportedModel(f"early-exit needs a model whose layers run one by one; {target.name} is not one")
-        self.folder: Path | None = None
-        if isinstance(head, ExitHead):
-            made = head.check(target)
-        else:
-            self.folder = find_head(target) if head == "auto" else Path(head)
-            made = ExitHead.load(self.folder, target)
+        made, self.folder = ExitHead.take(head, with_blocks(target, self.source))
         self.layers, self.tokens = made.config.start, made.tokens
         self.tree, self.nodes = min(tree, made.config.vocab), nodes
         self.taps = (self.layers,)

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from paceline.drafters.early_exit.probe import is_same, probe
+from paceline.drafters.heads import HeadConfig, TrainedHead, as_ids, with_blocks
+from paceline.drafters.probe import probe
 from paceline.drafters.skip_set import model_key
-from paceline.errors import CheckpointError, CheckpointMismatch, UnsupportedModel
 from paceline.registry import require
 from paceline.targets.families import FAMILIES
-from paceline.targets.store import sha256
 from paceline.targets.target import Target, as_target
 
-CONFIG, WEIGHTS = "early-exit.json", "early-exit.safetensors"
 MOST_LAYERS = 5
-FORMAT = 1
-FINGERPRINT = "fingerprint"  # among the tensors of the file
 
 #: Of the target's configuration: what its layers do not depend on.
 _LEFT_OUT = (
@@ -36,49 +27,43 @@ _LEFT_OUT = (
 )
 
 
-@dataclass(frozen=True)
-class HeadConfig:
-    """What an exit head is: all that is not a tensor.
+@dataclass(frozen=True, kw_only=True)
+class ExitHeadConfig(HeadConfig):
+    """What an exit head is.
 
     Attributes:
         start: N, the number of the target's layers that run before the head.
         exit_layers: decoder layers of its own.
         vocab: tokens it can draft.
         rank: of a low-rank output matrix; None: a full one.
-        target: name of the model it was made for.
         model: the Hugging Face configuration of its layers, which is the target's with fewer of them.
-        trained: how it was trained; free form.
     """
 
     start: int
     exit_layers: int
     vocab: int
     rank: int | None
-    target: str
     model: dict[str, Any]
-    trained: dict[str, Any] = field(default_factory=dict)
 
 
-class ExitHead(nn.Module):
+class ExitHead(TrainedHead):
     """Exit layers, norm and output matrix as one Hugging Face model: `lm` is a causal LM of the target's family without
     word embeddings, with `exit_layers` layers and an output row for every token that can be drafted (or `rank` rows,
     which `lift` makes into these). Its inputs are the hidden states that enter the target's layer N.
-
-    Attributes:
-        tokens: ids of the tokens that the outputs stand for, ascending; None: all, in their order.
-        fingerprint: of the target (see `probe`).
     """
 
-    tokens: Int[Tensor, " vocab"] | None
+    kind, title, Config = "early-exit", "exit head", ExitHeadConfig
+    config: ExitHeadConfig
 
     def __init__(
-        self, config: HeadConfig, fingerprint: Float[Tensor, "tokens hidden"], tokens: Int[Tensor, " vocab"] | None
+        self,
+        config: ExitHeadConfig,
+        fingerprint: Float[Tensor, "tokens hidden"],
+        tokens: Int[Tensor, " vocab"] | None = None,
     ) -> None:
-        super().__init__()
-        self.config, self.fingerprint = config, fingerprint
+        super().__init__(config, fingerprint, tokens)
         self.lm = _language_model(config)
         self.lift = nn.Linear(config.rank, config.vocab, bias=False) if config.rank else None
-        self.register_buffer("tokens", tokens)
 
     @classmethod
     def from_target(
@@ -107,7 +92,7 @@ class ExitHead(nn.Module):
             OptionError: a number out of range.
             UnsupportedModel: a model whose layers do not run one by one.
         """
-        target = _with_blocks(as_target(model))
+        target = with_blocks(as_target(model), cls.kind)
         layers, vocab = target.num_layers, target.vocab_size
         most = min(MOST_LAYERS, layers)
         require(1 <= start < layers, f"an exit head of this model starts at layer 1 .. {layers - 1}, not {start}")
@@ -115,11 +100,8 @@ class ExitHead(nn.Module):
         require(rank is None or 1 <= rank <= target.config.hidden_size, f"an output matrix of rank {rank} is no use")
         copied = layers - exit_layers if copied is None else copied
         require(0 <= copied <= layers - exit_layers, f"there are not {exit_layers} layers to copy from layer {copied}")
-        chosen = None if tokens is None else torch.tensor(sorted(set(tokens)), dtype=torch.long)
-        if chosen is not None:
-            fits = len(chosen) > 0 and int(chosen[0]) >= 0 and int(chosen[-1]) < vocab
-            require(fits, f"the tokens to draft must be some of 0 .. {vocab - 1}")
-        config = HeadConfig(
+        chosen = as_ids(tokens, vocab)
+        config = ExitHeadConfig(
             start=start,
             exit_layers=exit_layers,
             vocab=vocab if chosen is None else len(chosen),
@@ -157,12 +139,8 @@ class ExitHead(nn.Module):
     def decoder(self) -> Any:
         return getattr(self.lm, FAMILIES[self.lm.config.model_type].decoder)
 
-    def place(self, device: torch.device, dtype: torch.dtype) -> ExitHead:
-        """Move it to a device and its parameters, but not the rotary frequencies, to a dtype."""
-        self.to(device)
-        for weight in self.parameters():
-            weight.data = weight.data.to(dtype)
-        return self
+    def probe(self, target: Target) -> Float[Tensor, "tokens hidden"] | None:
+        return probe(target, self.config.start) if self.config.start < target.num_layers else None
 
     # -- training --------------------------------------------------------------------------------------------------
     def forward(
@@ -192,97 +170,12 @@ class ExitHead(nn.Module):
         logits = self.lm.get_output_embeddings()(states)
         return logits if self.lift is None else self.lift(logits)
 
-    def labels(self, ids: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The outputs that stand for token ids; -100, which cross-entropy leaves out, where there is none."""
-        if self.tokens is None:
-            return ids
-        at = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
-        return torch.where(self.tokens[at] == ids, at, -100)
-
     def parameter_counts(self) -> dict[str, int]:
         """Parameters, all of them trained, by part: `layers`, `norm`, `output`; and their `total`."""
         total = _count(self)
         layers = _count(self.decoder.layers)
         output = _count(self.lm.get_output_embeddings()) + (_count(self.lift) if self.lift else 0)
         return {"layers": layers, "norm": total - layers - output, "output": output, "total": total}
-
-    # -- files -----------------------------------------------------------------------------------------------------
-    def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
-        """Write `early-exit.json` and `early-exit.safetensors`, its parameters in `dtype` (default: as they are).
-
-        Each file is complete when it appears, and the first names the hash of the second.
-        """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        if dtype:
-            tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-        weights, config = (folder / f"{name}.partial" for name in (WEIGHTS, CONFIG))
-        save_file({**tensors, FINGERPRINT: self.fingerprint}, weights)
-        facts = {"format": FORMAT, **asdict(self.config), "sha256": sha256(weights)}
-        config.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        weights.chmod(config.stat().st_mode)  # safetensors keeps its files from all other users
-        os.replace(weights, folder / WEIGHTS)
-        os.replace(config, folder / CONFIG)
-
-    @classmethod
-    def load(cls, folder: Path | str, target: Target | None = None) -> ExitHead:
-        """A saved head, in eval mode; with `target` checked against it, on its device and in its dtype.
-
-        Raises:
-            CheckpointError: there is none, or it is damaged.
-            CheckpointMismatch: it was made for another model than `target`.
-        """
-        folder = Path(folder)
-        facts = read_facts(folder)
-        digest = facts.pop("sha256")
-        try:
-            if sha256(folder / WEIGHTS) != digest:
-                raise CheckpointError(f"{folder / WEIGHTS} is damaged: its hash is not the one that {CONFIG} tells")
-            tensors = load_file(folder / WEIGHTS)
-            head = cls(HeadConfig(**facts), tensors.pop(FINGERPRINT), tensors.get("tokens"))
-            head.load_state_dict(tensors, assign=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot read {folder / WEIGHTS}: {error.strerror}") from error
-        except (SafetensorError, TypeError, KeyError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{folder} holds no complete exit head: {' '.join(str(error).split())}") from error
-        return head.eval() if target is None else head.check(target, f"in {folder}")
-
-    def check(self, target: Target, where: str = "given") -> ExitHead:
-        """Itself in eval mode, on the target's device and in its dtype.
-
-        Raises CheckpointMismatch when it was made for another model.
-        """
-        start = self.config.start
-        fits = start < _with_blocks(target).num_layers
-        if not fits or not is_same(probe(target, start), self.fingerprint):
-            raise CheckpointMismatch(
-                f"the exit head {where} was made for {self.config.target}: "
-                f"{target.name} is another model, or another revision of it"
-            )
-        return self.place(target.device, target.dtype).eval()
-
-
-def read_facts(folder: Path) -> dict[str, Any]:
-    """What the JSON file beside a head's weights says: the fields of its `HeadConfig`, and `sha256`.
-
-    Raises CheckpointError when there is none, or not one of ours.
-    """
-    try:
-        facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if facts.pop("format") != FORMAT:
-            raise CheckpointError(f"{folder / CONFIG} is of another version of paceline")
-    except OSError as error:
-        raise CheckpointError(f"there is no exit head in {folder}: {CONFIG}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / CONFIG} does not describe an exit head") from error
-    return facts
-
-
-def _with_blocks(target: Target) -> Target:
-    if not target.has_blocks:
-        raise UnsupportedModel(f"early exit needs a model whose layers run one by one; {target.name} is not one")
-    return target
 
 
 def _own_config(config: PretrainedConfig, exit_layers: int) -> dict[str, Any]:
@@ -293,7 +186,7 @@ def _own_config(config: PretrainedConfig, exit_layers: int) -> dict[str, Any]:
     return kept | {"num_hidden_layers": exit_layers, "tie_word_embeddings": False}
 
 
-def _language_model(config: HeadConfig) -> PreTrainedModel:
+def _language_model(config: ExitHeadConfig) -> PreTrainedModel:
     fields = dict(config.model)
     no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     kind = AutoConfig.for_model(fields.pop("model_type"), vocab_size=1, **no_ids, **fields)

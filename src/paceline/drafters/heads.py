@@ -1,0 +1,239 @@
+"""What trained heads have in common: their files, the model they were made for, and where they are found.
+
+A head is a folder with `KIND.json`, all that it is besides tensors, and `KIND.safetensors`, its parameters and the
+fingerprint of its model. Heads that come with paceline lie in `checkpoints/MODEL`, those that were trained on this
+machine in the user's cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from paceline.drafters.probe import is_same
+from paceline.drafters.skip_set import model_key
+from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel
+from paceline.registry import require
+from paceline.targets import store
+from paceline.targets.store import sha256
+from paceline.targets.target import Target
+
+SHIPPED = Path(__file__).parents[1] / "checkpoints"
+AUTO = "auto"
+FORMAT = 1
+FINGERPRINT = "fingerprint"  # among the tensors of the file
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """What a head is: all that is not a tensor.
+
+    Attributes:
+        target: name of the model it was made for.
+        trained: how it was trained; free form.
+    """
+
+    target: str
+    trained: dict[str, Any] = field(default_factory=dict)
+
+
+class TrainedHead(nn.Module):
+    """A small network that drafts for one model. Subclasses make their modules in the constructor, from its arguments
+    alone, and say what they compute.
+
+    Attributes:
+        config: of the subclass's own `Config`.
+        fingerprint: of its model, see `probe`.
+        tokens: ids of the tokens that its outputs stand for, ascending; None: all, in their order.
+    """
+
+    kind: ClassVar[str]  # of its drafter, which its files are named after
+    title: ClassVar[str]  # what messages call it
+    Config: ClassVar[type[HeadConfig]]
+
+    tokens: Int[Tensor, " vocab"] | None
+
+    def __init__(
+        self,
+        config: Any,
+        fingerprint: Float[Tensor, "tokens hidden"],
+        tokens: Int[Tensor, " vocab"] | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.fingerprint = config, fingerprint
+        self.register_buffer("tokens", tokens)
+
+    def probe(self, target: Target) -> Float[Tensor, "tokens hidden"] | None:
+        """The fingerprint of a target, which has blocks, by what this head depends on; None where it cannot fit."""
+        raise NotImplementedError
+
+    def place(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """Move it to a device and its parameters, but no buffers (as rotary frequencies), to a dtype."""
+        self.to(device)
+        for weight in self.parameters():
+            weight.data = weight.data.to(dtype)
+        return self
+
+    def labels(self, ids: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The outputs that stand for token ids; -100, which cross-entropy leaves out, where there is none."""
+        if self.tokens is None:
+            return ids
+        at = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
+        return torch.where(self.tokens[at] == ids, at, -100)
+
+    def check(self, target: Target, where: str = "given") -> Self:
+        """Itself in eval mode, on the target's device and in its dtype.
+
+        Raises:
+            CheckpointMismatch: it was made for another model.
+            UnsupportedModel: the model's layers do not run one by one.
+        """
+        seen = self.probe(with_blocks(target, self.kind))
+        if seen is None or not is_same(seen, self.fingerprint):
+            raise CheckpointMismatch(
+                f"the {self.title} {where} was made for {self.config.target}: "
+                f"{target.name} is another model, or another revision of it"
+            )
+        return self.place(target.device, target.dtype).eval()
+
+    # -- files -----------------------------------------------------------------------------------------------------
+    def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
+        """Write `KIND.json` and `KIND.safetensors`, its parameters in `dtype` (default: as they are).
+
+        Each file is complete when it appears, and the first names the hash of the second.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        if dtype:
+            tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+        names = weights_name(self.kind), config_name(self.kind)
+        weights, config = (folder / f"{name}.partial" for name in names)
+        save_file({**tensors, FINGERPRINT: self.fingerprint}, weights)
+        facts = {"format": FORMAT, **asdict(self.config), "sha256": sha256(weights)}
+        config.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        weights.chmod(config.stat().st_mode)  # safetensors keeps its files from all other users
+        os.replace(weights, folder / names[0])
+        os.replace(config, folder / names[1])
+
+    @classmethod
+    def load(cls, folder: Path | str, target: Target | None = None) -> Self:
+        """A saved head, in eval mode; with `target` checked against it, on its device and in its dtype.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged, or its tensors are not those of its kind.
+            CheckpointMismatch: it was made for another model than `target`.
+        """
+        folder = Path(folder)
+        path, facts = folder / weights_name(cls.kind), cls.facts(folder)
+        digest = facts.pop("sha256", None)
+        try:
+            if sha256(path) != digest:
+                told = config_name(cls.kind)
+                raise CheckpointError(f"{path} is damaged: its hash is not the one that {told} tells")
+            tensors = load_file(path)
+            head = cls(cls.Config(**facts), tensors.pop(FINGERPRINT), tensors.get("tokens"))
+            head.load_state_dict(tensors, assign=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+        except (SafetensorError, TypeError, KeyError, ValueError, RuntimeError, OptionError) as error:
+            raise CheckpointError(f"{folder} holds no complete {cls.title}: {' '.join(str(error).split())}") from error
+        return head.eval() if target is None else head.check(target, f"in {folder}")
+
+    @classmethod
+    def facts(cls, folder: Path) -> dict[str, Any]:
+        """What the JSON file beside a head's weights says: the fields of its configuration, and `sha256`.
+
+        Raises CheckpointError when there is none, or not one of ours.
+        """
+        path = folder / config_name(cls.kind)
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            if facts.pop("format") != FORMAT:
+                raise CheckpointError(f"{path} is of another version of paceline")
+        except OSError as error:
+            raise CheckpointError(f"there is no {cls.title} in {folder}: {path.name}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} does not describe a head of this kind ({cls.title})") from error
+        return facts
+
+    # -- where they are --------------------------------------------------------------------------------------------
+    @classmethod
+    def stored_path(cls, target: Target) -> Path:
+        """Where training keeps this model's heads of this kind: the user's cache. One lies there itself, several in
+        folders below, such as `k2`."""
+        return store.root() / cls.kind / model_key(target)
+
+    @classmethod
+    def find(cls, target: Target, **wanted: object) -> Path:
+        """The folder of this model's head: the user's own, or else the one that comes with paceline. Of several the
+        last one by name.
+
+        Args:
+            wanted: fields of its configuration that must have these values; those that are None do not count.
+
+        Raises:
+            OptionError: there is none.
+        """
+        wanted = {key: value for key, value in wanted.items() if value is not None}
+        for folder in cls._folders(target):
+            facts = cls.facts(folder)
+            if facts.get("target") == model_key(target) and wanted.items() <= {k: facts.get(k) for k in wanted}.items():
+                return folder
+        with_these = "".join(f" with {key} = {value}" for key, value in wanted.items())
+        raise OptionError(
+            f"{cls.kind}: there is no trained {cls.title}{with_these} for {target.name}: make one with "
+            f"'paceline train {cls.kind}', or name its folder, as in {cls.kind}:head=FOLDER"
+        )
+
+    @classmethod
+    def take(cls, head: str | Path | Self, target: Target, **wanted: object) -> tuple[Self, Path | None]:
+        """A head as drafters are given it, checked: a folder, "auto" for `find`, or one made in Python, which is taken
+        over; and its folder, if it has one."""
+        if isinstance(head, cls):
+            return head.check(target), None
+        folder = cls.find(target, **wanted) if head == AUTO else Path(str(head))
+        return cls.load(folder, target), folder
+
+    @classmethod
+    def _folders(cls, target: Target) -> Iterator[Path]:
+        name = config_name(cls.kind)
+        for places in ([cls.stored_path(target)], sorted(SHIPPED.glob("*"))):
+            for place in places:
+                found = [*place.glob(f"*/{name}"), *place.glob(name)]
+                yield from sorted((path.parent for path in found), reverse=True)
+
+
+def config_name(kind: str) -> str:
+    return f"{kind}.json"
+
+
+def weights_name(kind: str) -> str:
+    return f"{kind}.safetensors"
+
+
+def with_blocks(target: Target, kind: str) -> Target:
+    """Itself. Raises UnsupportedModel where its layers do not run one by one."""
+    if not target.has_blocks:
+        raise UnsupportedModel(f"{kind} needs a model whose layers run one by one; {target.name} is not one")
+    return target
+
+
+def as_ids(tokens: Sequence[int] | None, vocab: int) -> Int[Tensor, " tokens"] | None:
+    """Tokens that a head can draft, ascending, each once; None: all. Raises OptionError for what is not among them."""
+    if tokens is None:
+        return None
+    chosen = torch.tensor(sorted(set(tokens)), dtype=torch.long)
+    fits = len(chosen) > 0 and int(chosen[0]) >= 0 and int(chosen[-1]) < vocab
+    require(fits, f"the tokens to draft must be some of 0 .. {vocab - 1}")
+    return chosen
