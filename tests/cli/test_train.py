@@ -88,12 +88,34 @@ class TestStopPredictor:
         told = json.loads(first.out)
         assert told["form"] == "hidden"
         assert told["data"]["drafter"] == "layer-skip"
-        written = (tmp_path / "e").stat().st_mtime_ns
+        [shard] = (tmp_path / "e").glob("*.safetensors")
+        written = shard.stat().st_mtime_ns
         assert run(*command, "-p", "specdec++").code == 0
-        assert (tmp_path / "e").stat().st_mtime_ns == written
+        assert shard.stat().st_mtime_ns == written
         other = run(*command, "-p", "specdec++", "-t", "0.5")
         assert other.code == 1
         assert "made with another temperatures" in other.err
+
+    def test_goes_on_when_given_again(
+        self, run: Run, command: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Stopped after the drafting: what was drafted stays beside the predictor until that is there."""
+        command += ["-p", "disco", "-o", tmp_path / "p"]
+
+        def stop(*arguments: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("paceline.training.stop_predictor.fit", stop)
+            assert run(*command).code == 130
+        assert (tmp_path / "p.examples" / "examples-00000.safetensors").exists()
+        with monkeypatch.context() as patch:
+            patch.setattr("paceline.training.stop_collect._record", None)
+            made = run(*command)
+        assert made.code == 0, made.err
+        assert not (tmp_path / "p.examples").exists()
+        assert run(*command, "-o", tmp_path / "q").code == 0
+        assert (tmp_path / "p").read_bytes() == (tmp_path / "q").read_bytes()
 
     @pytest.mark.parametrize(
         ("options", "says"),
@@ -105,9 +127,10 @@ class TestStopPredictor:
             (["-p", "disco", "-d", "none"], "drafted nothing"),
         ],
     )
-    def test_errors(self, run: Run, command: list[object], options: list[str], says: str) -> None:
-        result = run(*command, *options)
+    def test_errors(self, run: Run, command: list[object], options: list[str], says: str, tmp_path: Path) -> None:
+        result = run(*command, *options, "-o", tmp_path / "out" / "p")
         assert result.code == 1
+        assert not list((tmp_path / "out").glob("*"))
         assert says in result.err
         assert len(result.err.strip().splitlines()) == 1
 

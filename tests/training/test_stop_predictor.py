@@ -15,7 +15,10 @@ from paceline.errors import DataError, OptionError, TrainingError
 from paceline.policies.predictor_file import load, save
 from paceline.policies.predictors import STEPS, TOP, FeaturePredictor, HiddenPredictor
 from paceline.targets.target import BlockTarget
-from paceline.training.stop_data import Examples, Recorder, collect
+from paceline.training import stop_collect
+from paceline.training.samples import Manifest
+from paceline.training.stop_collect import Recorder, collect
+from paceline.training.stop_data import Examples
 from paceline.training.stop_predictor import FORMS, Factored, FitConfig, fit
 from tiny import small_llama
 
@@ -50,6 +53,13 @@ def table(score, count: int = 4000, width: int = 6, draft_width: int = 4, seed: 
     )
     made.accepted = torch.rand(count, generator=generator) < score(made).sigmoid()
     return made
+
+
+def same(found: Examples, wanted: Examples) -> None:
+    assert found.facts == wanted.facts
+    for name, value in vars(wanted).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(getattr(found, name), value), name
 
 
 def by_hidden(made: Examples) -> torch.Tensor:
@@ -112,13 +122,53 @@ class TestExamples:
         with pytest.raises(DataError, match="drafted nothing"):
             collect(llm.method("none"), PROMPTS, max_new_tokens=4)
 
+    def test_a_run_that_was_stopped_goes_on(
+        self, llm: LLM, examples: Examples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Killed in the midst of the second of three shards, then after the last: as uninterrupted, and nothing is made
+        twice."""
+        monkeypatch.setattr(stop_collect, "GROUP", 2)
+        how = {"k": 4, "max_new_tokens": 24, "folder": tmp_path / "e"}
+        told: list[int] = []
+
+        class Killed(BaseException):
+            pass
+
+        def kill(done: int, count: int) -> None:
+            told.append(done)
+            if done == 3:
+                raise Killed
+
+        with pytest.raises(Killed):
+            collect(llm, PROMPTS, **how, progress=kill)
+        assert told == [1, 2, 3]
+        (tmp_path / "e" / ".examples-00001.safetensors.partial").write_bytes(b"half")
+        again = collect(llm, PROMPTS, **how, batch=2, progress=lambda done, count: told.append(done))
+        assert told == [1, 2, 3, 2, 3, 4, 5, 6]
+        monkeypatch.setattr(stop_collect, "_record", None)
+        for made in (again, collect(llm, PROMPTS, **how)):
+            same(made, examples)
+        assert not list((tmp_path / "e").glob(".*partial"))
+        for other in ({"k": 3}, {"seed": 1}, {"temperatures": (0.5,)}, {"method": "other"}):
+            with pytest.raises(DataError, match=f"another {'drafter' if 'method' in other else next(iter(other))}:"):
+                collect(llm, PROMPTS, **{**how, **other})
+        with pytest.raises(DataError, match="another prompts"):
+            collect(llm, PROMPTS[1:], **how)
+
+    def test_a_damaged_shard_is_made_again(
+        self, llm: LLM, examples: Examples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stop_collect, "GROUP", 3)
+        how = {"k": 4, "max_new_tokens": 24, "batch": 3, "folder": tmp_path}
+        collect(llm, PROMPTS, **how)
+        first = tmp_path / "examples-00000.safetensors"
+        first.write_bytes(first.read_bytes()[:-9])
+        same(collect(llm, PROMPTS, **how), examples)
+        assert Manifest(tmp_path).read()["totals"] == {"prompts": 6, "examples": len(examples)}
+
     def test_files(self, examples: Examples, tmp_path: Path) -> None:
         examples.save(tmp_path / "new" / "e.safetensors")
-        found = Examples.load(tmp_path / "new" / "e.safetensors")
-        assert found.facts == examples.facts
-        for name, value in vars(examples).items():
-            if isinstance(value, torch.Tensor):
-                assert torch.equal(getattr(found, name), value)
+        same(Examples.load(tmp_path / "new" / "e.safetensors"), examples)
         (tmp_path / "bad").write_bytes(b"nonsense")
         for path, what in (
             (tmp_path / "bad", "does not hold examples"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from typer import Option
 
 from paceline.cli.console import print_json
 from paceline.cli.options import Method, Source, grouped
-from paceline.errors import DataError, OptionError
+from paceline.errors import OptionError
 
 if TYPE_CHECKING:
     from paceline.api import LLM
@@ -36,7 +37,11 @@ def stop_predictor(
     form: Annotated[str | None, Option("--form", help="Of cali-ts: features (the default), low-rank or full.")] = None,
     limit: Annotated[int | None, Option("--limit", min=1, help="First prompts of each file.")] = None,
     examples: Annotated[
-        Path | None, Option("--examples", help="File to keep the drafted tokens in; one that exists is used again.")
+        Path | None,
+        Option(
+            "--examples",
+            help="Folder to keep the drafted tokens in, for other predictors; default while they are made.",
+        ),
     ] = None,
     k: Annotated[int, Option("-k", min=1, help="Tokens to draft each round.")] = 10,
     max_new_tokens: Annotated[int, Option("--max-new-tokens", "-n", min=1, help="Of each prompt.")] = 128,
@@ -55,7 +60,10 @@ def stop_predictor(
     seed: Annotated[int, Option("--seed", min=0, max=2**31 - 1, help="Makes all of it repeatable.")] = 0,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train the predictor by which a policy stops drafting, for one model and one drafter."""
+    """Train the predictor by which a policy stops drafting, for one model and one drafter.
+
+    A run that was stopped goes on when the command is given again.
+    """
     from paceline.policies.predictor_file import file_name, save
     from paceline.training.stop_predictor import FORMS, FitConfig, fit
 
@@ -71,16 +79,17 @@ def stop_predictor(
         "seed": seed,
     }
     llm = source.llm(Method(drafter=drafter, policy="fixed"))
-    table = _examples(llm, prompts, limit, examples, batch, how)
-    with _bar("epoch") as told:
-        predictor, origin = fit(
-            policy,
-            table,
-            config,
-            lambda now: told(now.epoch, now.of, f"loss {now.loss:.4f}, held back {now.held_back:.4f}"),
-        )
     path = out or llm.drafter.predictors[0] / file_name(policy)
-    save(path, predictor, origin)
+    with nullcontext(examples) if examples else _until_done(path.with_name(path.name + ".examples")) as folder:
+        table = _examples(llm, prompts, limit, batch, {**how, "folder": folder, "method": drafter})
+        with _bar("epoch") as told:
+            predictor, origin = fit(
+                policy,
+                table,
+                config,
+                lambda now: told(now.epoch, now.of, f"loss {now.loss:.4f}, held back {now.held_back:.4f}"),
+            )
+        save(path, predictor, origin)
     if as_json:
         print_json({"out": str(path), "policy": policy, "form": predictor.kind, **origin.trained})
     else:
@@ -88,31 +97,30 @@ def stop_predictor(
     print(f"stored in {path}", file=sys.stderr)
 
 
-def _examples(
-    llm: LLM, prompts: list[Path], limit: int | None, path: Path | None, batch: int, how: dict[str, Any]
-) -> Examples:
-    from paceline.drafters.skip_set import model_key
+def _examples(llm: LLM, prompts: list[Path], limit: int | None, batch: int, how: dict[str, Any]) -> Examples:
     from paceline.training.prompts import read_prompts
     from paceline.training.self_distill import Draft
-    from paceline.training.stop_data import Examples, collect
+    from paceline.training.stop_collect import collect
 
     asked = [Draft(conversation).next_prompt(llm) for conversation in read_prompts(prompts, limit)]
-    facts = {"target": model_key(llm.target), "drafter": llm.drafter.source, "prompts": len(asked), **how}
-    if path is not None and path.exists():
-        table = Examples.load(path)
-        if differing := [name for name in facts if table.facts.get(name) != facts[name]]:
-            raise DataError(f"{path} was made with another {', '.join(differing)}: name another file")
-        return table
     room = llm.target.context - how["max_new_tokens"]
     fitting = [ids for ids in asked if len(ids) <= room]
     with _bar("prompts") as told:
-        table = collect(
+        return collect(
             llm, fitting, batch=batch, progress=lambda done, count: told(done, len(fitting), f"{count:,} tokens"), **how
         )
-    table.facts |= facts
-    if path is not None:
-        table.save(path)
-    return table
+
+
+@contextmanager
+def _until_done(folder: Path) -> Iterator[Path]:
+    """A folder that stays where a run stops with something in it to go on with."""
+    try:
+        yield folder
+    except BaseException:
+        if not any(folder.glob("*.safetensors")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder)
 
 
 def _print(trained: dict[str, Any]) -> None:

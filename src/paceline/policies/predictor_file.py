@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError
+from paceline.files import whole
 from paceline.policies.base import Setting
 from paceline.policies.predictors import FORMS, Predictor
 
@@ -63,13 +64,11 @@ class Trained:
 
 
 def save(path: Path, predictor: Predictor, origin: Origin) -> None:
-    """Write a predictor; the file is complete when it appears."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a predictor, whole or not at all. Raises DiskFull."""
     header = {"format": FORMAT, "form": predictor.kind, "shape": predictor.shape, **asdict(origin)}
-    partial = path.with_name(path.name + ".partial")
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in predictor.state_dict().items()}
-    save_file(tensors, partial, {HEADER: json.dumps(header)})
-    os.replace(partial, path)
+    with whole(path) as partial:
+        save_file(tensors, partial, {HEADER: json.dumps(header)})
 
 
 def load(path: str | Path, policy: str) -> Trained:

@@ -7,7 +7,6 @@ hashes of small files and of those written to since (about 1 s a GB); `full` has
 again.
 """
 
-import errno
 import hashlib
 import json
 import logging
@@ -21,6 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from paceline.errors import DiskFull, ModelError
+from paceline.files import is_full
 
 FORMAT = 1
 MANIFEST = "paceline.json"
@@ -90,11 +90,6 @@ def need(folder: Path, size: int, what: str) -> None:
             f"{what} needs {size / 1e6:.0f} MB in {root()}, where {free / 1e6:.0f} MB are free: "
             f"make room, or set PACELINE_CACHE to a folder on another disk"
         )
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether the disk was full; safetensors says so only in its text."""
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from paceline.errors import CheckpointError, DiskFull, OptionError
-from paceline.targets.store import is_full
+from paceline.errors import CheckpointError, OptionError
+from paceline.files import whole
 
 WEIGHT, STATE = "weight.", "state."  # prefixes of the tensors' names
 
@@ -43,17 +42,8 @@ class Checkpoints:
         for index, state in optimizer.state_dict()["state"].items():
             tensors |= {f"{STATE}{index}.{name}": value for name, value in state.items()}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        self.out.mkdir(parents=True, exist_ok=True)
-        path = self.out / f"checkpoint-{step:07}.safetensors"
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            save_file(tensors, partial, {"step": str(step), "settings": json.dumps(self.settings)})
-            os.replace(partial, path)
-        except Exception as error:
-            partial.unlink(missing_ok=True)
-            if is_full(error):
-                raise DiskFull(f"the disk of {self.out} is full: make room and go on with --resume") from error
-            raise
+        with whole(self.out / f"checkpoint-{step:07}.safetensors", "go on with --resume") as path:
+            save_file(tensors, path, {"step": str(step), "settings": json.dumps(self.settings)})
         for old in self.all()[: -self.keep]:
             old.unlink()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from paceline.errors import DataError, DiskFull
-from paceline.targets.store import is_full
+from paceline.errors import DataError
+from paceline.files import whole
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -93,16 +92,8 @@ def shard_name(group: int) -> str:
 
 def write_shard(folder: Path, group: int, samples: Sequence[Sample], top: int, counts: dict[str, int]) -> None:
     """Write one shard, whole or not at all. Raises DiskFull."""
-    path = folder / shard_name(group)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save_file(Shard.of(samples, top)._asdict(), partial, {name: str(count) for name, count in counts.items()})
-        os.replace(partial, path)
-    except Exception as error:
-        partial.unlink(missing_ok=True)
-        if is_full(error):
-            raise DiskFull(f"the disk of {folder} is full: make room and give the same command again") from error
-        raise
+    with whole(folder / shard_name(group), "give the same command again") as path:
+        save_file(Shard.of(samples, top)._asdict(), path, {name: str(count) for name, count in counts.items()})
 
 
 def shard_counts(path: Path) -> dict[str, int] | None:
@@ -162,6 +153,5 @@ class Manifest:
         return facts
 
     def _write(self, facts: dict[str, Any]) -> None:
-        partial = self.path.with_name(f".{MANIFEST}.partial")
-        partial.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(partial, self.path)
+        with whole(self.path, "give the same command again") as path:
+            path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

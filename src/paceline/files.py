@@ -1,0 +1,45 @@
+"""Files that are whole or absent, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from paceline.errors import DiskFull, ModelError
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the disk was full; safetensors says so only in its text."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+
+
+@contextmanager
+def whole(path: Path, then: str = "give the command again") -> Iterator[Path]:
+    """A path to write to in place of `path`, where the file appears once it is complete; of one that fails nothing
+    stays.
+
+    Args:
+        then: what helps after room was made, for the message.
+
+    Raises:
+        DiskFull: there was no room.
+        ModelError: safetensors could not write; other errors of the system stay what they are.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")  # one that a kill left is written over
+    try:
+        yield partial
+        os.replace(partial, path)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if is_full(error):
+            raise DiskFull(f"the disk of {path.parent} is full: make room and {then}") from error
+        if isinstance(error, SafetensorError):
+            raise ModelError(f"cannot write {path}: {' '.join(str(error).split())}") from error
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
