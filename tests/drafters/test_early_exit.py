@@ -114,8 +114,11 @@ class Counted(Target):
         self.runs[start:stop] += span.batch * span.width
         return self.inner.layers(hidden, span, cache, start, stop, skip)
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.inner.head(hidden)
+    def features(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.inner.features(hidden)
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        return self.inner.logits(features)
 
     def cache_shape(self) -> object:
         return self.inner.cache_shape()

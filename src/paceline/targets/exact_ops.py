@@ -57,7 +57,9 @@ class ExactOps:
     def plan(self, span: Span, cache: KVCache) -> ExactPlan:
         return ExactPlan(span, cache, self.shape, self.rope, self.context, torch.get_num_threads())
 
-    def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
+    def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor:
+        if norm is None:
+            return hidden if delta is None else hidden.add_(delta)
         out = torch.empty_like(hidden)
         rows, size = hidden.shape
         table = [*_addresses(hidden, delta, norm.weight, norm.bias, out), rows, size, _bits(norm.eps)]

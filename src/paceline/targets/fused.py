@@ -35,12 +35,12 @@ class Norm:
 
 @dataclass
 class FusedLayer:
-    attention_norm: Norm
+    attention_norm: Norm | None  # None, here and below: what would be normed is read as it is
     qkv: Linear  # rows: the heads' queries, then keys, then values
     query_norm: Norm | None  # of each head
     key_norm: Norm | None
     out: Linear
-    mlp_norm: Norm
+    mlp_norm: Norm | None
     up: Linear  # the gate's rows, then the others, where the MLP is gated
     down: Linear
 
@@ -62,7 +62,7 @@ class Weights:
     shape: Shape
     embed: Callable[[Tensor], Tensor]
     layers: list[FusedLayer]
-    norm: Norm
+    norm: Norm | None
     head: Linear
     rotary: nn.Module
 
@@ -168,7 +168,9 @@ def _neox_layer(layer: Any, linear: MakeLinear) -> FusedLayer:
     )
 
 
-def _norm(module: Any) -> Norm:
+def _norm(module: Any) -> Norm | None:
+    if isinstance(module, nn.Identity):
+        return None
     bias = getattr(module, "bias", None)
     eps = module.eps if bias is not None else module.variance_epsilon
     return Norm(module.weight.detach(), None if bias is None else bias.detach(), eps)

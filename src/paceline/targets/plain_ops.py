@@ -38,9 +38,11 @@ class PlainOps:
         mask = None if mask is None else mask.repeat(1, 1, group, 1)
         return PlainPlan(span, self.rope.cos[positions][:, None], self.rope.sin[positions][:, None], mask)
 
-    def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
+    def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor:
         if delta is not None:
             hidden += delta
+        if norm is None:
+            return hidden
         size = (hidden.shape[-1],)
         if norm.bias is None:
             return functional.rms_norm(hidden, size, norm.weight, norm.eps)

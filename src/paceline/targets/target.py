@@ -31,7 +31,7 @@ class PassOutput(NamedTuple):
 class Target(ABC):
     """A causal LM behind one interface, whatever runs it.
 
-    `has_blocks` says whether `embed`, `layers` and `head` work one by one; without them only `forward` does.
+    `has_blocks` says whether its parts (`embed` to `head`) work one by one; without them only `forward` does.
     `exact` promises that a token's result has the same bits whatever the width of the pass, so that greedy output is
     plain decoding's bit for bit; `exactness` says in a few words why it does, or does not.
     `weight_count` is the number of weights that every pass multiplies by, `weight_bytes` what they take as stored.
@@ -90,8 +90,16 @@ class Target(ABC):
         """
 
     @abstractmethod
+    def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+        """The final norm: what the output matrix reads, and draft heads (Medusa, EAGLE) learn from."""
+
+    @abstractmethod
+    def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        """The output matrix."""
+
     def head(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         """Final norm and output matrix."""
+        return self.logits(self.features(hidden))
 
     def forward(
         self,
@@ -202,8 +210,11 @@ class BlockTarget(Target):
                 hidden = run_sublayers(self.family, layer, hidden, attention, mlp, **arguments)
         return hidden
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return self.output(getattr(self.decoder, self.family.norm)(hidden))
+    def features(self, hidden: Tensor) -> Tensor:
+        return getattr(self.decoder, self.family.norm)(hidden)
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.output(features)
 
 
 class WholeTarget(Target):
@@ -226,7 +237,10 @@ class WholeTarget(Target):
     def layers(self, *args: object, **kwargs: object) -> Tensor:
         raise self._no_blocks()
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def features(self, hidden: Tensor) -> Tensor:
+        raise self._no_blocks()
+
+    def logits(self, features: Tensor) -> Tensor:
         raise self._no_blocks()
 
     def forward(

@@ -79,9 +79,13 @@ class TorchTarget(Target):
                 delta = layer.down(ops.activate(layer.up(entered)))
         return (flow if delta is None else flow.add_(delta)).view(hidden.shape)
 
-    def head(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+    def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
-        return self.weights.head(self.ops.norm(rows, None, self.weights.norm)).view(*hidden.shape[:-1], -1)
+        return self.ops.norm(rows, None, self.weights.norm).view(hidden.shape)
+
+    def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        rows = features.reshape(-1, features.shape[-1]).contiguous()
+        return self.weights.head(rows).view(*features.shape[:-1], -1)
 
     def _planned(self, span: Span, cache: KVCache) -> Any:
         """The plan of this span over this cache, kept for the span's next call."""

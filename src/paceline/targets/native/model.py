@@ -62,8 +62,8 @@ class LayerWeights:
     out: Packed
     gate_up: Packed  # interleaved
     down: Packed
-    attention_norm: Float[Tensor, " hidden"]
-    mlp_norm: Float[Tensor, " hidden"]
+    attention_norm: Float[Tensor, " hidden"] | None
+    mlp_norm: Float[Tensor, " hidden"] | None
     query_norm: Float[Tensor, " head_dim"] | None = None
     key_norm: Float[Tensor, " head_dim"] | None = None
 
@@ -95,14 +95,16 @@ class NativeModel:
     """Not for several threads at once: calls share a workspace."""
 
     def __init__(
-        self, sizes: Sizes, layers: Sequence[LayerWeights], norm: Float[Tensor, " hidden"], head: Packed
+        self, sizes: Sizes, layers: Sequence[LayerWeights], norm: Float[Tensor, " hidden"] | None, head: Packed
     ) -> None:
         self.sizes = sizes
         self._keep = (layers, norm, head)  # the C structures point into them
         self._outputs = head.outputs
         self._layers = (CLayer * len(layers))(*(layer.c() for layer in layers))
         whole, real = astuple(sizes)[:-2], astuple(sizes)[-2:]
-        self._c = ctypes.byref(CModel(*whole, 0, *real, self._layers, pointer(norm), head.c))
+        self._c, self._without_norm = (
+            ctypes.byref(CModel(*whole, 0, *real, self._layers, at, head.c)) for at in (pointer(norm), None)
+        )
         self._workspace = torch.empty(0)
         self._library = library()
 
@@ -138,12 +140,13 @@ class NativeModel:
         call.workspace = self._scratch(self._library.paceline_workspace(self._c, ctypes.byref(call)))
         self._library.paceline_layers(self._c, ctypes.byref(call), start, stop, skip, hidden.data_ptr())
 
-    def head(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
-        """Final norm and output matrix; `hidden` contiguous."""
+    def head(self, hidden: Float[Tensor, "tokens hidden"], normed: bool = False) -> Float[Tensor, "tokens vocab"]:
+        """Final norm, unless it is `normed` already, and output matrix; `hidden` contiguous."""
         tokens, threads = len(hidden), torch.get_num_threads()
         logits = torch.empty(tokens, self._outputs)
         workspace = self._scratch(tokens * (self.sizes.hidden + 64))
-        self._library.paceline_head(self._c, hidden.data_ptr(), tokens, threads, workspace, logits.data_ptr())
+        model = self._without_norm if normed else self._c
+        self._library.paceline_head(model, hidden.data_ptr(), tokens, threads, workspace, logits.data_ptr())
         return logits
 
     def _scratch(self, floats: int) -> int:

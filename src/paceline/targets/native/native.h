@@ -31,14 +31,14 @@ struct Matrix {  // y = W x + bias, packed by `pack_row`
 
 struct Layer {
     Matrix qkv, out, gate_up, down;  // gate_up: panels of eight gate rows followed by their eight up rows
-    const float *attention_norm, *mlp_norm, *query_norm, *key_norm;  // the latter two may be null
+    const float *attention_norm, *mlp_norm, *query_norm, *key_norm;  // any may be null: no norm there
 };
 
 struct Model {
     int32_t hidden, heads, kv_heads, head_dim, inner, reserved;
     float epsilon, scale;
     const Layer* layers;
-    const float* norm;
+    const float* norm;  // null: none
     Matrix head;
 };
 

@@ -25,7 +25,12 @@ void rms_norm(const float* x, const float* weight, int size, float epsilon, floa
 
 void norm_rows(Team& team, const Model& model, const float* weight, const float* hidden, int tokens, float* x, int ldx) {
     team.each(tokens, 4, [&](int t) {
-        rms_norm(hidden + (size_t)t * model.hidden, weight, model.hidden, model.epsilon, x + (size_t)t * ldx);
+        const float* from = hidden + (size_t)t * model.hidden;
+        float* to = x + (size_t)t * ldx;
+        if (weight)
+            rms_norm(from, weight, model.hidden, model.epsilon, to);
+        else
+            std::memcpy(to, from, sizeof(float) * model.hidden);
     });
 }
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.errors import UnsupportedModel
@@ -58,7 +59,7 @@ class NativeTarget(Target):
         attention = model.model.layers[0].self_attn
         self._shape = CacheShape(self.num_layers, self.config.num_key_value_heads, attention.head_dim)
         self._rope = RopeTables(model.model.rotary_emb, self.dtype, self.device, self.context)
-        self._norm = model.model.norm.weight.detach().float()
+        self._norm = _norm(model.model.norm)
         self.native, self._embedding = self._pack(model, storage)
         self.weight_bytes = sum(matrix.bytes for matrix in self.native.matrices)
 
@@ -86,8 +87,19 @@ class NativeTarget(Target):
         self.native.layers(flat, self._rope.cos, self._rope.sin, cache.store, where, start, stop, flags)
         return hidden
 
+    def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+        if self._norm is None:
+            return hidden
+        return functional.rms_norm(hidden, hidden.shape[-1:], self._norm, self.config.rms_norm_eps)
+
+    def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        return self._head(features, normed=True)
+
     def head(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
-        return self.native.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+        return self._head(hidden, normed=False)
+
+    def _head(self, hidden: Tensor, normed: bool) -> Tensor:
+        return self.native.head(hidden.reshape(-1, hidden.shape[-1]).contiguous(), normed).view(*hidden.shape[:-1], -1)
 
     def cache_shape(self) -> CacheShape:
         return self._shape
@@ -145,19 +157,20 @@ def _pack_layer(storage: Storage, name: str, layer: Any) -> LayerWeights:
     def named(owner: str, *parts: str) -> dict[str, nn.Linear]:
         return {f"{name}.{owner}.{part}": getattr(getattr(layer, owner), part) for part in parts}
 
-    def norm(module: Any) -> Any:
-        return None if module is None else module.weight.detach().float()
-
     return LayerWeights(
         qkv=storage.pack(named("self_attn", "q_proj", "k_proj", "v_proj")),
         out=storage.pack(named("self_attn", "o_proj")),
         gate_up=storage.pack(named("mlp", "gate_proj", "up_proj"), interleaved=True),
         down=storage.pack(named("mlp", "down_proj")),
-        attention_norm=norm(layer.input_layernorm),
-        mlp_norm=norm(layer.post_attention_layernorm),
-        query_norm=norm(getattr(layer.self_attn, "q_norm", None)),
-        key_norm=norm(getattr(layer.self_attn, "k_norm", None)),
+        attention_norm=_norm(layer.input_layernorm),
+        mlp_norm=_norm(layer.post_attention_layernorm),
+        query_norm=_norm(getattr(layer.self_attn, "q_norm", None)),
+        key_norm=_norm(getattr(layer.self_attn, "k_norm", None)),
     )
+
+
+def _norm(module: Any) -> Float[Tensor, " size"] | None:
+    return None if module is None or isinstance(module, nn.Identity) else module.weight.detach().float()
 
 
 def places(span: Span, context: int) -> Places:
