@@ -1,14 +1,12 @@
-"""Losses against their definitions, and simulated acceptance against a simulation."""
+"""Losses against their definitions."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceline.training.dataset import IGNORE
-from paceline.training.objectives import CHAIN, chain_counts, soft_cross_entropy, soft_labels
+from paceline.training.objectives import soft_cross_entropy, soft_labels
 from paceline.training.samples import UNKNOWN
 
 LABELS = torch.tensor([3, 1, 2])
@@ -55,15 +53,3 @@ def test_without_the_target_s_choices_the_text_is_learnt() -> None:
         tokens, weights = soft_labels(objective, LABELS, nothing.long(), nothing)
         assert tokens.tolist() == LABELS[:, None].tolist()
         assert weights.tolist() == [[1], [1], [1]]
-
-
-@given(st.lists(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=9, max_size=9), min_size=1, max_size=3))
-def test_chains_are_counted_as_drafts_would_go(rows: list[list[tuple[bool, bool]]]) -> None:
-    right = torch.tensor([[r for r, _ in row] for row in rows])
-    asked = torch.tensor([[a for _, a in row] for row in rows])
-    hits, starts = chain_counts(right, asked).tolist()
-    for n in range(1, CHAIN + 1):
-        chains = [row[at : at + n] for row in rows for at in range(len(row) - n + 1)]
-        drafts = [chain for chain in chains if all(a for _, a in chain)]
-        assert starts[n - 1] == len(drafts)
-        assert hits[n - 1] == sum(all(r for r, _ in draft) for draft in drafts)

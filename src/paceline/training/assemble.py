@@ -20,7 +20,8 @@ from paceline.targets.sources import load_model, resolve
 from paceline.targets.target import Target, as_target
 from paceline.training.dataset import Dataset
 from paceline.training.early_exit import EarlyExit, ExitConfig, frequent_tokens
-from paceline.training.frozen import Frozen, FrozenLayers, StoredLayers, cut, store_path
+from paceline.training.features import FeatureStore
+from paceline.training.frozen import Frozen, FrozenLayers, cut
 from paceline.training.start import fit_output
 from paceline.training.trainer import TrainConfig
 
@@ -28,7 +29,7 @@ from paceline.training.trainer import TrainConfig
 class Assembled(NamedTuple):
     """A task with its data, and the parameters of the model it is for."""
 
-    task: EarlyExit
+    task: Any  # a `Task` with a `head`
     data: Dataset
     home: Path  # where the drafter is found if it is written there
     settings: dict[str, Any]  # all that the result depends on, besides the trainer's configuration
@@ -78,10 +79,9 @@ def early_exit(
     model = nn.Module.to(cut(model, config.layers), device, dtype)
     loaded = parameters(model) + head.parameter_counts()["total"]
     frozen: Frozen
-    frozen = first = FrozenLayers(_fast(model, tokenizer, tier), config.layers)
+    frozen = first = FrozenLayers(fast(model, tokenizer, tier), config.layers)
     if config.stored:
-        path, of = store_path(data, head.fingerprint, config.layers), int(data.lengths.sum())
-        frozen = StoredLayers(path, first, data, lambda done: told(done, of))
+        frozen = FeatureStore(first, data, head.fingerprint, told=told)
     if config.start == "fitted":
         fit_output(head, matrix, frozen, data, data.split(training.held_back, training.seed)[0])
     settings = {"model": head.config.target, "data": data.digest, **asdict(config)}
@@ -99,7 +99,7 @@ def parameters(module: nn.Module) -> int:
     return sum(weight.numel() for weight in module.parameters())
 
 
-def _fast(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tier: str | None) -> Target:
+def fast(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tier: str | None) -> Target:
     """On the tier asked for, or the fastest that runs the model. Nothing here needs exactness."""
     try:
         return make_target(model, tokenizer, tier or DEFAULT_TIER, exact=False)

@@ -38,7 +38,7 @@ class Dataset:
     """The samples of folders that `paceline train data` wrote. Shards stay on the disk, mapped into memory.
 
     Args:
-        folders: one or more; what is computed from the data is kept in the first.
+        folders: one or more.
         max_length: longer samples are cut there.
 
     Raises:
@@ -46,24 +46,27 @@ class Dataset:
     """
 
     def __init__(self, *folders: Path, max_length: int = 1024, tokenizer: str | None = None) -> None:
-        self.folder, self.max_length = folders[0], max_length
+        self.folders, self.max_length = folders, max_length
         self.manifests = [Manifest(folder).read() for folder in folders]
         for folder, manifest in zip(folders, self.manifests, strict=True):
             made = manifest["made"]
             if tokenizer is not None and made["tokenizer"] != tokenizer:
                 raise DataError(f"{folder} holds text of {made['model']}, whose tokenizer is not this model's")
             if made.get("top") != self.manifests[0]["made"].get("top"):
-                raise DataError(f"{folder} keeps another number of likeliest tokens than {self.folder}: see --top")
-        self.shards = [
-            Shard.load(folder / name)
+                raise DataError(f"{folder} keeps another number of likeliest tokens than {folders[0]}: see --top")
+        self.paths = [
+            folder / name
             for folder, manifest in zip(folders, self.manifests, strict=True)
             for name in sorted(manifest["shards"])
         ]
+        self.shards = [Shard.load(path) for path in self.paths]
         self.tokens = sum(len(shard.ids) for shard in self.shards)
         self.where: list[tuple[int, int]] = []  # of each sample: its shard, its first token there
         starts, lengths, learnt, generated = [], [], [], []
+        self.bases: list[int] = []  # of each shard: its first token in the dataset
         base = 0
         for index, shard in enumerate(self.shards):
+            self.bases.append(base)
             for start, stop in zip(shard.offsets[:-1].tolist(), shard.offsets[1:].tolist(), strict=True):
                 stop = min(stop, start + max_length)
                 mask = shard.mask[start + 1 : stop]

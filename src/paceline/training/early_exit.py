@@ -12,10 +12,11 @@ from torch import Tensor
 
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.registry import require
+from paceline.training.acceptance import CHAIN, COUNTS, chain_counts, figures, tally
 from paceline.training.dataset import IGNORE, Batch
 from paceline.training.frozen import Frozen
-from paceline.training.objectives import CHAIN, OBJECTIVES, chain_counts, soft_cross_entropy, soft_labels
-from paceline.training.samples import UNKNOWN
+from paceline.training.objectives import OBJECTIVES, soft_cross_entropy, soft_labels
+from paceline.training.task import Task
 
 STARTS = ("fitted", "last")
 
@@ -33,7 +34,7 @@ class ExitConfig:
             (see `fit_output`); "last": as the target's last layers, norm and output matrix, as in EESD.
         objective: see `soft_labels`.
         max_length: longer samples are cut there.
-        stored: keep the hidden states that enter the head in a file beside the data (see `StoredLayers`).
+        stored: keep the hidden states that enter the head in files beside the data (see `FeatureStore`).
     """
 
     layers: int = 4
@@ -52,7 +53,7 @@ class ExitConfig:
         require(self.max_length >= 2, f"max-length must be >= 2, not {self.max_length}")
 
 
-class EarlyExit:
+class EarlyExit(Task):
     """An exit head as a `Task`.
 
     Args:
@@ -61,7 +62,7 @@ class EarlyExit:
         objective: see `soft_labels`.
     """
 
-    counts = 2 * CHAIN + 4
+    counts = COUNTS
 
     def __init__(self, head: ExitHead, frozen: Frozen, objective: str = "text") -> None:
         self.head, self.frozen, self.objective = head, frozen, objective
@@ -75,34 +76,16 @@ class EarlyExit:
         return self._loss(self._logits(batch, asked), batch, asked)
 
     def count(self, batch: Batch) -> Float[Tensor, " counts"]:
-        """Chains right and asked by length, likeliest tokens right and asked, loss, labels."""
         asked = batch.labels != IGNORE
         logits = self._logits(batch, asked)
         drafted = logits.argmax(-1)
         best = drafted if self.head.tokens is None else self.head.tokens[drafted]
         right = torch.zeros_like(asked)
         right[asked] = best == batch.labels[asked]
-        wanted = batch.top_ids[asked][:, 0] if batch.top_ids.shape[2] else batch.labels[asked].new_full((), UNKNOWN)
-        known = (wanted != UNKNOWN).expand_as(best)
-        parts = [
-            chain_counts(right, asked).flatten(),
-            torch.stack([((best == wanted) & known).sum(), known.sum()]),
-            self._loss(logits, batch, asked)[None],
-            asked.sum()[None],
-        ]
-        return torch.cat([part.float() for part in parts])
+        return tally(chain_counts(right, asked), best, batch.top_ids[asked], self._loss(logits, batch, asked))
 
     def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
-        """`accepted_n`: a greedy draft's first n tokens are all what the target wrote; `argmax`: the first one is what
-        it found likeliest; `loss`."""
-        hits, starts, (agreed, known, loss, labels) = counts[:CHAIN], counts[CHAIN : 2 * CHAIN], counts[2 * CHAIN :]
-        found = {
-            f"accepted_{n}": float(h / s.clamp(min=1))
-            for n, (h, s) in enumerate(zip(hits, starts, strict=True), start=1)
-        }
-        if known:
-            found["argmax"] = float(agreed / known)
-        return found | {"held_back_loss": float(loss / labels)}
+        return figures(counts, CHAIN)
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
         self.head.config = replace(self.head.config, trained=about)

@@ -1,16 +1,15 @@
-"""What a drafter learns, and how often its drafts would be accepted."""
+"""What a drafter learns."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.training.dataset import IGNORE
 from paceline.training.samples import UNKNOWN
 
 OBJECTIVES = ("text", "argmax", "distil")
-CHAIN = 5  # positions of a draft whose acceptance is reported
 
 
 def soft_labels(
@@ -39,22 +38,3 @@ def soft_cross_entropy(
     weights = weights.where(outputs != IGNORE, 0.0)
     chosen = logits.gather(1, outputs.clamp(min=0))
     return (weights.sum(1) * logits.logsumexp(1)).sum() - (weights * chosen).sum()
-
-
-def chain_counts(right: Bool[Tensor, "batch tokens"], asked: Bool[Tensor, "batch tokens"]) -> Int[Tensor, "2 CHAIN"]:
-    """Drafts simulated from every position of text that the target wrote: chains of n = 1 .. CHAIN tokens that are all
-    right, and chains there are. While a greedy draft is right, its next token reads the text itself: one pass over the
-    text tells all.
-
-    Args:
-        right: whether the drafter predicts the next token there.
-        asked: whether the next token is one that the target wrote.
-    """
-    hits, starts = [], []
-    good, there = torch.ones_like(right), torch.ones_like(asked)
-    for n in range(CHAIN):
-        good, there = good[:, : right.shape[1] - n], there[:, : right.shape[1] - n]
-        good, there = good & right[:, n:], there & asked[:, n:]
-        hits.append((good & there).sum())
-        starts.append(there.sum())
-    return torch.stack([torch.stack(hits), torch.stack(starts)])

@@ -8,19 +8,20 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from paceline.errors import OptionError, TrainingError
 from paceline.registry import require
 from paceline.training.checkpoints import Checkpoints
-from paceline.training.dataset import Batch, Dataset
+from paceline.training.dataset import Dataset
+from paceline.training.task import Player, Task
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class TrainConfig:
 
     Args:
         epochs: passes over the data; EESD takes 4 to 6.
+        steps: end after so many, if the epochs have more.
         lr: highest learning rate, reached after the warm-up, falling to 0 by a cosine.
         warmup: share of the steps.
         tokens: a pass at a time, padding included.
@@ -42,6 +44,7 @@ class TrainConfig:
     """
 
     epochs: int = 4
+    steps: int | None = None
     lr: float = 1e-3
     warmup: float = 0.05
     tokens: int = 2048
@@ -56,37 +59,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "tokens", "accumulate", "held_back", "report", "keep"):
             require(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be >= 1, not {getattr(self, name)}")
+        require(self.steps is None or self.steps >= 1, f"steps must be >= 1, not {self.steps}")
         require(self.lr > 0, f"lr must be > 0, not {self.lr}")
         require(0 <= self.warmup < 1, f"warmup must lie in [0, 1), not {self.warmup}")
         require(self.weight_decay >= 0, f"weight-decay must be >= 0, not {self.weight_decay}")
         require(self.clip > 0, f"clip must be > 0, not {self.clip}")
-
-
-class Task(Protocol):
-    """What is trained, and how that is measured."""
-
-    counts: int  # how many numbers `count` gives
-
-    @property
-    def module(self) -> nn.Module:
-        """In eval mode also when it learns: without dropout there are no random numbers to resume."""
-        ...
-
-    def loss(self, batch: Batch) -> Float[Tensor, ""]:
-        """Summed over the labels."""
-        ...
-
-    def count(self, batch: Batch) -> Float[Tensor, " counts"]:
-        """Counts that add up over batches, and over processes."""
-        ...
-
-    def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
-        """What the sums of these counts say, by name."""
-        ...
-
-    def save(self, folder: Path, about: dict[str, Any]) -> None:
-        """Write the drafter as it is used, and how it was trained."""
-        ...
 
 
 class Report(NamedTuple):
@@ -95,7 +72,7 @@ class Report(NamedTuple):
 
     step: int
     of: int
-    loss: float | None  # mean over the step's labels
+    loss: float | None  # the drafter's, mean over the step's labels
     tokens_per_s: float  # of this run, measurements included
     measured: dict[str, float] | None
 
@@ -122,11 +99,11 @@ class Trainer:
         resume: bool = False,
     ) -> None:
         self.task, self.data, self.config, self.out, self.accelerator = task, data, config, out, accelerator
-        self.parameters = [weight for weight in task.module.parameters() if weight.requires_grad]
-        decayed = [weight for weight in self.parameters if weight.dim() > 1]
-        others = [weight for weight in self.parameters if weight.dim() < 2]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95))
+        self.learning = {  # what each player may change
+            player.name: [weight for weight in player.module.parameters() if weight.requires_grad]
+            for player in task.players
+        }
+        self.optimizer = torch.optim.AdamW(self._groups(), betas=(0.9, 0.95))
         training, held_back = data.split(config.held_back, config.seed)
         self.held_back = data.batches(held_back, config.tokens, seed=None)
         self.steps = self._plan(training)
@@ -134,9 +111,22 @@ class Trainer:
         self.step = self.checkpoints.restore(task.module, self.optimizer) if resume else 0
         if not resume and self.checkpoints.latest() is not None:
             raise OptionError(f"{out} holds a training that was begun: go on with --resume, or choose another folder")
-        for weight in self.parameters:  # processes may have rounded a start of their own
+        for weight in chain(*self.learning.values()):  # processes may have rounded a start of their own
             weight.data = broadcast(weight.data)
         self.log = Log(out, self.step) if accelerator.is_main_process else None
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Of the optimizer: `scale` is the player's share of the learning rate."""
+        groups = []
+        for player in self.task.players:
+            weights = self.learning[player.name]
+            about = {"scale": player.lr, "lr": player.lr * self.config.lr}
+            decayed, others = [w for w in weights if w.dim() > 1], [w for w in weights if w.dim() < 2]
+            groups += [
+                {"params": decayed, "weight_decay": self.config.weight_decay, **about},
+                {"params": others, "weight_decay": 0.0, **about},
+            ]
+        return groups
 
     def _plan(self, training: Sequence[int]) -> list[list[list[int]]]:
         """The samples of every pass of every step."""
@@ -144,10 +134,10 @@ class Trainer:
         for epoch in range(self.config.epochs):
             passes = self.data.batches(training, self.config.tokens, seed=(self.config.seed, epoch))
             steps += [passes[at : at + self.config.accumulate] for at in range(0, len(passes), self.config.accumulate)]
-        return steps
+        return steps[: self.config.steps]
 
     def run(self, told: Callable[[Report], None] = lambda _: None) -> dict[str, float]:
-        """Train to the end; returns the last measurement.
+        """Train to the end, or until the task says so; returns the last measurement.
 
         Raises:
             TrainingError: the loss or its gradient is no number.
@@ -158,17 +148,22 @@ class Trainer:
         if self.step == 0:
             self._note({"step": 0, **measured})
         told(Report(self.step, of, None, 0.0, measured))
-        while self.step < of:
-            loss, lr = self._step(self.steps[self.step])
+        ends = self.task.ends({})
+        while self.step < of and not ends:
+            losses, lr = self._step(self.steps[self.step])
             tokens += sum(int(self.data.lengths[i]) for samples in self.steps[self.step] for i in samples)
             self.step += 1
             due = self.step % self.config.report == 0 or self.step == of
             if due:
                 measured = self.measure()
+                ends = self.task.ends(measured)
                 self._save(measured)
-            self._note({"step": self.step, "loss": loss, "lr": lr, **(measured if due else {})})
+            loss, *others = losses.items()
+            logged = {"loss": loss[1], **{f"{name}_loss": value for name, value in others}, "lr": lr}
+            self._note({"step": self.step, **logged, **(measured if due else {})})
+            self.task.watch(losses)
             speed = tokens / (time.perf_counter() - started)
-            told(Report(self.step, of, loss, speed, measured if due else None))
+            told(Report(self.step, of, loss[1], speed, measured if due else None))
         return measured
 
     def measure(self) -> dict[str, float]:
@@ -180,20 +175,31 @@ class Trainer:
                 total += self.task.count(self.data.batch(samples).to(self.accelerator.device))
         return self.task.measure(self._summed(total).cpu())
 
-    def _step(self, passes: list[list[int]]) -> tuple[float, float]:
+    def _step(self, passes: list[list[int]]) -> tuple[dict[str, float], float]:
+        """Every player's turn; their losses, by name, and the learning rate."""
+        lr = self._lr(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["scale"]
+        return {player.name: self._turn(player, passes) for player in self.task.players}, lr
+
+    def _turn(self, player: Player, passes: list[list[int]]) -> float:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         labels = sum(int(self.data.learnt[index]) for samples in passes for index in samples)
         device = self.accelerator.device
         total = torch.zeros((), device=device)
-        self.optimizer.zero_grad(set_to_none=False)
+        for name, weights in self.learning.items():
+            for weight in weights:  # the optimizer leaves alone what has no gradient
+                weight.requires_grad_(name == player.name)
+                weight.grad = torch.zeros_like(weight) if name == player.name else None
         for samples in passes[rank::world]:
             batch = self.data.batch(samples).to(device)
             with self.accelerator.autocast():
-                loss = self.task.loss(batch) / labels
+                loss = player.loss(batch) / labels
             loss.backward()
             total += loss.detach()
-        total = self._share_gradients(total)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+        weights = self.learning[player.name]
+        total = self._share_gradients(total, weights)
+        norm = nn.utils.clip_grad_norm_(weights, self.config.clip)
         if not (torch.isfinite(total) and torch.isfinite(norm)):
             good = self.checkpoints.latest()
             raise TrainingError(
@@ -201,11 +207,8 @@ class Trainer:
                 + (f"the last good checkpoint is {good}" if good else "there is no checkpoint yet")
                 + "; a lower --lr may help"
             )
-        lr = self._lr(self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
         self.optimizer.step()
-        return float(total), lr
+        return float(total)
 
     def _lr(self, step: int) -> float:
         """Linear warm-up, then a cosine down to 0."""
@@ -214,14 +217,14 @@ class Trainer:
             return self.config.lr * (step + 1) / warm
         return self.config.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, len(self.steps) - warm)))
 
-    def _share_gradients(self, loss: Tensor) -> Tensor:
+    def _share_gradients(self, loss: Tensor, weights: list[nn.Parameter]) -> Tensor:
         """Sum gradients, and the loss, over the processes: each has those of its part of the step's labels."""
         if self.accelerator.num_processes == 1:
             return loss
-        gradients = [weight.grad if weight.grad is not None else torch.zeros_like(weight) for weight in self.parameters]
+        gradients = [weight.grad if weight.grad is not None else torch.zeros_like(weight) for weight in weights]
         flat = self._summed(torch.cat([loss.reshape(1).float(), *(g.reshape(-1).float() for g in gradients)]))
-        parts = flat[1:].split([weight.numel() for weight in self.parameters])
-        for weight, part in zip(self.parameters, parts, strict=True):
+        parts = flat[1:].split([weight.numel() for weight in weights])
+        for weight, part in zip(weights, parts, strict=True):
             weight.grad = part.view_as(weight).to(weight.dtype)
         return flat[0]
 
