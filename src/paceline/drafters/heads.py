@@ -8,12 +8,12 @@ machine in the user's cache.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from paceline.drafters.probe import is_same
 from paceline.drafters.skip_set import model_key
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel
+from paceline.files import whole
 from paceline.registry import require
 from paceline.targets import store
+from paceline.targets.span import Span
 from paceline.targets.store import sha256
 from paceline.targets.target import Target
 
@@ -110,21 +112,17 @@ class TrainedHead(nn.Module):
     def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
         """Write `KIND.json` and `KIND.safetensors`, its parameters in `dtype` (default: as they are).
 
-        Each file is complete when it appears, and the first names the hash of the second.
+        Each file is complete when it appears, and the first, which comes last, names the hash of the second.
         """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         if dtype:
             tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-        names = weights_name(self.kind), config_name(self.kind)
-        weights, config = (folder / f"{name}.partial" for name in names)
-        save_file({**tensors, FINGERPRINT: self.fingerprint}, weights)
-        facts = {"format": FORMAT, **asdict(self.config), "sha256": sha256(weights)}
-        config.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        weights.chmod(config.stat().st_mode)  # safetensors keeps its files from all other users
-        os.replace(weights, folder / names[0])
-        os.replace(config, folder / names[1])
+        with whole(folder / config_name(self.kind)) as config, whole(folder / weights_name(self.kind)) as weights:
+            save_file({**tensors, FINGERPRINT: self.fingerprint}, weights)
+            facts = {"format": FORMAT, **asdict(self.config), "sha256": sha256(weights)}
+            config.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            weights.chmod(config.stat().st_mode)  # safetensors keeps its files from all other users
 
     @classmethod
     def load(cls, folder: Path | str, target: Target | None = None) -> Self:
@@ -237,3 +235,14 @@ def as_ids(tokens: Sequence[int] | None, vocab: int) -> Int[Tensor, " tokens"] |
     fits = len(chosen) > 0 and int(chosen[0]) >= 0 and int(chosen[-1]) < vocab
     require(fits, f"the tokens to draft must be some of 0 .. {vocab - 1}")
     return chosen
+
+
+@torch.no_grad()
+def output_rows(target: Target, tokens: Int[Tensor, " tokens"] | None) -> Float[Tensor, "tokens hidden"]:
+    """Rows of the target's output matrix, whatever form its tier keeps it in; None: all of them."""
+    ids = torch.arange(target.vocab_size) if tokens is None else tokens
+    ids = ids.to(target.device)
+    if getattr(target.config, "tie_word_embeddings", False):
+        return target.embed(Span(ids[None], np.zeros(1, dtype=np.int64)))[0]
+    columns = torch.eye(target.config.hidden_size, dtype=target.dtype, device=target.device).split(64)
+    return torch.cat([target.logits(unit)[:, ids] for unit in columns]).T.contiguous()

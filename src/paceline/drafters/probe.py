@@ -22,11 +22,22 @@ def probe(target: Target, start: int) -> Float[Tensor, "tokens hidden"]:
 
     Training has no other layers at hand, so a model cut down to these gives the same.
     """
-    ids = torch.arange(1, TOKENS + 1, device=target.device)[None] * target.vocab_size // (TOKENS + 1)
-    cache, span = target.new_cache(1, TOKENS), Span(ids, np.zeros(1, dtype=np.int64))
+    cache, span = target.new_cache(1, TOKENS), _fixed_tokens(target)
     hidden = target.layers(target.embed(span), span, cache, 0, start)
     last = target.num_layers - 1
     return target.layers(hidden, span, cache, last, last + 1)[0].cpu()
+
+
+@torch.inference_mode()
+def probe_features(target: Target) -> Float[Tensor, "tokens hidden"]:
+    """What the final norm makes of fixed tokens behind all layers, in the dtype it was computed in."""
+    cache, span = target.new_cache(1, TOKENS), _fixed_tokens(target)
+    return target.features(target.layers(target.embed(span), span, cache, 0, target.num_layers))[0].cpu()
+
+
+def _fixed_tokens(target: Target) -> Span:
+    ids = torch.arange(1, TOKENS + 1, device=target.device)[None] * target.vocab_size // (TOKENS + 1)
+    return Span(ids, np.zeros(1, dtype=np.int64))
 
 
 def is_same(seen: Tensor, wanted: Tensor) -> bool:
