@@ -16,6 +16,7 @@ from paceline import DRAFTERS, LLM, POLICIES
 from paceline.decoding.request import VERIFIERS
 from paceline.drafters.datastore import build as build_datastore
 from paceline.drafters.early_exit.head import ExitHead
+from paceline.drafters.medusa.head import MedusaHead
 from paceline.errors import OptionError
 from paceline.registry import Spec
 from tiny import byte_tokenizer, small_llama
@@ -26,8 +27,17 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {"llama": small_llama, "gpt_n
 OPTIONS: dict[str, Callable[[Path], str]] = {
     "draft-model": lambda folder: f":model={folder}",
     "early-exit": lambda folder: f":head={folder / 'exit'}",
+    "medusa": lambda folder: f":head={folder / 'medusa'}",
     "rest": lambda folder: f":datastore={datastore(folder / 'rest')}",
     "merge": lambda folder: f":drafters=draft-model;model={folder}|suffix|trigram;budget=8|lookahead;level=3;budget=8",
+}
+
+#: Drafters that work on the target's own cache, merged with others and with one another.
+MERGES: dict[str, Callable[[Path], str]] = {
+    "merge of early-exit": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|suffix;budget=8",
+    "merge of layer-skip": lambda folder: "merge:drafters=suffix;budget=8|layer-skip",
+    "merge of both": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|layer-skip:budget=8",
+    "merge of a tree": lambda folder: f"merge:drafters=layer-skip|early-exit;head={folder / 'exit'};tree=2:budget=8",
 }
 
 
@@ -41,7 +51,7 @@ def datastore(folder: Path) -> Path:
 #: Policies that cannot do without a predictor get one that says now this, now that.
 TRAINED = ("specdec++", "disco")
 #: Drafters that show hidden states, and policies that look at them: the others refuse these.
-SHOW_HIDDEN = ("draft-model", "layer-skip", "early-exit")
+SHOW_HIDDEN = ("draft-model", "layer-skip", "early-exit", "medusa")
 READ_HIDDEN = ("specdec++",)
 
 RUNS = [
@@ -50,6 +60,9 @@ RUNS = [
     for policy in POLICIES
     if drafter in SHOW_HIDDEN or policy not in READ_HIDDEN
 ]
+
+MERGED = ("fixed", "beta-ts")  # policies are enough for these
+RUNS += [(drafter, policy) for drafter in MERGES for policy in MERGED]
 
 #: Prompts of different lengths; repetition gives n-gram drafters something to copy.
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 9, [42, 43]]
@@ -67,6 +80,8 @@ class World:
         byte_tokenizer().save_pretrained(folder)
         head = ExitHead.from_target(self.model, 1, exit_layers=2, tokens=range(240))
         perturbed(head, noise=0.05).save(folder / "exit")
+        medusa = MedusaHead.from_target(self.model, heads=3, layers=2, tokens=range(240))
+        perturbed(medusa, noise=0.05).save(folder / "medusa")
         self.predictors = predictor_files.write(folder)
         self.plain = paceline.load(self.model, drafter="none", tokenizer=byte_tokenizer())
         self.made: dict[str, LLM] = {}
@@ -77,8 +92,8 @@ class World:
 
     def llm(self, drafter: str, policy: str | None = None, verifier: str = "auto") -> LLM:
         if drafter not in self.made:
-            options = OPTIONS[drafter](self.folder) if drafter in OPTIONS else ""
-            self.made[drafter] = self.plain.method(drafter + options)
+            name = MERGES.get(drafter, lambda _: drafter + OPTIONS.get(drafter, lambda _: "")(self.folder))(self.folder)
+            self.made[drafter] = self.plain.method(name)
         made = self.made[drafter]
         rule = self.rule(policy or type(made.drafter).default_policy)
         return LLM(self.plain.target, made.drafter, rule, verifier)
@@ -163,7 +178,7 @@ def test_hidden_states_that_nobody_shows(world: World, drafter: str, policy: str
         ids(world.llm(drafter, policy))
 
 
-@pytest.mark.parametrize("drafter", list(DRAFTERS))
+@pytest.mark.parametrize("drafter", [*DRAFTERS, *MERGES])
 def test_no_draft(world: World, drafter: str) -> None:
     """k = 0 is plain decoding, and so is a request that has room for one token only."""
     for policy, new in (("fixed:k=0", NEW), (None, 1)):
@@ -174,7 +189,7 @@ def test_no_draft(world: World, drafter: str) -> None:
             assert len(output.stats.rounds) == new
 
 
-@pytest.mark.parametrize("drafter", list(DRAFTERS))
+@pytest.mark.parametrize("drafter", [*DRAFTERS, *MERGES])
 def test_never_drafts_beyond_its_room(world: World, drafter: str) -> None:
     for new in (2, 3, 5):
         outputs = world.llm(drafter, "fixed:k=4").generate(PROMPTS, batch=3, eos=(), max_new_tokens=new)

@@ -27,6 +27,8 @@ from paceline.drafters.early_exit.drafter import EarlyExit
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.layer_skip import LayerSkip
 from paceline.drafters.lookahead import Lookahead
+from paceline.drafters.medusa.drafter import Medusa
+from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
 from paceline.drafters.rest import Rest
 from paceline.drafters.tree import TokenTree
@@ -269,15 +271,28 @@ def drafter_model() -> BlockTarget:
 #: How to make a drafter that needs more than the target.
 MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
     "draft-model": lambda target, other: DraftModel(target, model=other),
-    "early-exit": lambda target, _: EarlyExit(target, head=ExitHead.from_target(target.model, 1, tokens=range(6))),
+    "early-exit": lambda target, _: early_exit(target),
+    "medusa": lambda target, _: Medusa(target, head=MedusaHead.from_target(target.model, heads=2, tokens=range(6))),
     "lookahead": lambda target, _: Lookahead(target, level=2, budget=30),  # three tokens are too short for more
     "rest": lambda target, _: Rest(target, datastore=datastore(), shortest=1, budget=5),
     "merge": lambda target, other: Merge(
         target, drafters=[DraftModel(target, model=other), Rest(target, datastore=datastore(), shortest=1)], budget=5
     ),
+    "merge of early-exit": lambda target, _: Merge(
+        target, drafters=[early_exit(target), Rest(target, datastore=datastore(), shortest=1)], budget=5
+    ),
+    "merge of layer-skip": lambda target, _: Merge(
+        target, drafters=[LayerSkip(target), Rest(target, datastore=datastore(), shortest=1)], budget=5
+    ),
+    "merge of both": lambda target, _: Merge(target, drafters=[early_exit(target), LayerSkip(target)], budget=5),
 }
+MERGES = [name for name in MAKE if name.startswith("merge of")]
 #: Hundreds of requests a pass: no candidate would be worth verifying.
 FIXED = ("prompt-lookup", "suffix", "recycling", "trigram")
+
+
+def early_exit(target: BlockTarget) -> EarlyExit:
+    return EarlyExit(target, head=ExitHead.from_target(target.model, 1, tokens=range(6)))
 
 
 def datastore() -> Datastore:
@@ -347,6 +362,14 @@ def test_engine(target: BlockTarget, drafter_model: BlockTarget, drafter: str, p
     p, accepted = engine_fit(target, made, POLICIES.parse(policy).build, verifier)
     assert p > SIGNIFICANCE
     assert accepted > 0 or drafter == "none"
+
+
+@pytest.mark.parametrize("drafter", MERGES)
+def test_merges_on_the_targets_cache(target: BlockTarget, drafter_model: BlockTarget, drafter: str) -> None:
+    made = make(drafter, target, drafter_model)
+    p, accepted = engine_fit(target, made, POLICIES.parse("fixed:k=2").build, "rejection", trials=600)
+    assert p > SIGNIFICANCE
+    assert accepted > 0
 
 
 RANDOM_OR_TRAINED = ("beta-ts", "beta-ts:cost=0.4", "cali-ts", "cali-ts of hidden states", "specdec++", "disco")

@@ -67,9 +67,11 @@ class Merge(TreeDrafter):
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees = [TokenTree.root(row.ids[-1]) for row in rows]
-        for at, part in self.whole.items():
-            parts: list[Any] = [row.state.memory[at] for row in rows]
-            for view, own, tree in zip(parts, part.draft(parts), trees, strict=True):
+        views: dict[int, list[Any]] = {at: [row.state.memory[at] for row in rows] for at in self.whole}
+        # The first drafts last: the target's pass may go on from what it left in the cache (see `enter`).
+        drafts = {at: self.whole[at].draft(views[at]) for at in reversed(self.whole)}
+        for at in self.whole:
+            for view, own, tree in zip(views[at], drafts[at], trees, strict=True):
                 view.tree, view.places = own, _copy(own, tree)
         for row, tree in zip(rows, trees, strict=True):
             _graft(self._chosen(row, row.state, len(rows), tree.drafted), tree)
