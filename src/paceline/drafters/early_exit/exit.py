@@ -9,13 +9,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from paceline.drafters.base import Row
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.targets import make_target
+from paceline.drafters.own_layers import fast_layers, fast_linear
 from paceline.targets.cache import KVCache
-from paceline.targets.linear import PackedLinear, PlainLinear, can_pack
 from paceline.targets.span import Span
 from paceline.targets.target import PREFILL_CHUNK, Target
 
@@ -42,10 +40,8 @@ class Exit:
 
     def __init__(self, head: ExitHead, target: Target) -> None:
         lm, self.layers = head.lm, head.config.exit_layers
-        # Tiers take over whole models; this one is entered behind its embedding.
-        lm.set_input_embeddings(nn.Embedding(1, lm.config.hidden_size, dtype=target.dtype, device=target.device))
-        self.model = _runs(lm, target.tier)
-        self._lift = None if head.lift is None else _linear(head.lift.weight.detach())
+        self.model = fast_layers(lm, target)
+        self._lift = None if head.lift is None else fast_linear(head.lift.weight.detach())
         self.cache: KVCache
 
     def start(self, batch: int, capacity: int) -> None:
@@ -97,18 +93,3 @@ class Exit:
     def _layers(self, hidden: Tensor, cache: KVCache, starts: np.ndarray) -> Tensor:
         ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)  # for their shape
         return self.model.layers(hidden, Span(ids, starts), cache, 0, self.layers)
-
-
-def _runs(lm: PreTrainedModel, tier: str) -> Target:
-    if tier != "native":
-        return make_target(lm, tier=tier)
-    if lm.config.num_hidden_layers == 0:  # the native tier reads the shape of its attention off a layer
-        return make_target(lm, tier="torch")
-    from paceline.targets.native import NativeTarget
-
-    return NativeTarget(lm, storage="rounded")  # the least to read, and drafts need not be exact
-
-
-def _linear(weight: Float[Tensor, "out in"]) -> PackedLinear | PlainLinear:
-    fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and can_pack()
-    return (PackedLinear if fits else PlainLinear)(weight)

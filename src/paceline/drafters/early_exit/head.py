@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from paceline.drafters.heads import HeadConfig, TrainedHead, as_ids, with_blocks
+from paceline.drafters.own_layers import layers_config, make_layers
 from paceline.drafters.probe import probe
 from paceline.drafters.skip_set import model_key
 from paceline.registry import require
@@ -19,12 +20,6 @@ from paceline.targets.families import FAMILIES
 from paceline.targets.target import Target, as_target
 
 MOST_LAYERS = 5
-
-#: Of the target's configuration: what its layers do not depend on.
-_LEFT_OUT = (
-    *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "quantization_config"),
-    *("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +57,7 @@ class ExitHead(TrainedHead):
         tokens: Int[Tensor, " vocab"] | None = None,
     ) -> None:
         super().__init__(config, fingerprint, tokens)
-        self.lm = _language_model(config)
+        self.lm = make_layers(config.model, config.rank or config.vocab)
         self.lift = nn.Linear(config.rank, config.vocab, bias=False) if config.rank else None
 
     @classmethod
@@ -107,7 +102,7 @@ class ExitHead(TrainedHead):
             vocab=vocab if chosen is None else len(chosen),
             rank=rank,
             target=name or model_key(target),
-            model=_own_config(target.config, exit_layers),
+            model=layers_config(target.config, exit_layers),
         )
         head = cls(config, probe(target, start), chosen).place(model.device, model.dtype)
         head._copy_from(model, copied)
@@ -176,25 +171,6 @@ class ExitHead(TrainedHead):
         layers = _count(self.decoder.layers)
         output = _count(self.lm.get_output_embeddings()) + (_count(self.lift) if self.lift else 0)
         return {"layers": layers, "norm": total - layers - output, "output": output, "total": total}
-
-
-def _own_config(config: PretrainedConfig, exit_layers: int) -> dict[str, Any]:
-    """The target's configuration with the head's number of layers."""
-    kept = {key: value for key, value in config.to_diff_dict().items() if key not in _LEFT_OUT}
-    if "layer_types" in kept:
-        kept["layer_types"] = kept["layer_types"][:exit_layers]  # all alike: other models are refused
-    return kept | {"num_hidden_layers": exit_layers, "tie_word_embeddings": False}
-
-
-def _language_model(config: ExitHeadConfig) -> PreTrainedModel:
-    fields = dict(config.model)
-    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    kind = AutoConfig.for_model(fields.pop("model_type"), vocab_size=1, **no_ids, **fields)
-    lm = AutoModelForCausalLM.from_config(kind)
-    kind.vocab_size = config.rank or config.vocab  # only now: two matrices of this size would have been made at random
-    lm.set_input_embeddings(nn.Identity())
-    lm.set_output_embeddings(nn.Linear(kind.hidden_size, kind.vocab_size, bias=False))
-    return lm.eval()
 
 
 def _count(module: nn.Module) -> int:

@@ -1,0 +1,185 @@
+"""EAGLE's head (Li et al., 2024, section 4.1), of K decoder layers (KOALA, Zhang et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from paceline.drafters.heads import HeadConfig, TrainedHead, as_ids, with_blocks
+from paceline.drafters.own_layers import layers_config, make_layers
+from paceline.drafters.probe import probe_features
+from paceline.drafters.skip_set import model_key
+from paceline.registry import require
+from paceline.targets.families import FAMILIES
+from paceline.targets.target import Target, as_target
+
+#: Modules whose output a layer adds to what passes by.
+_ADDING = ("self_attn.o_proj", "mlp.down_proj", "attention.dense", "mlp.dense_4h_to_h")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(HeadConfig):
+    """What an EAGLE head is.
+
+    Attributes:
+        layers: K, decoder layers.
+        bias: whether `fc` has one. Those of EAGLE's authors have, vLLM has none.
+        model: the Hugging Face configuration of its layers, which is the target's with fewer of them.
+    """
+
+    layers: int
+    bias: bool = False
+    model: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        require(self.layers >= 1, f"an EAGLE head has K = 1 layer or more, not {self.layers}")
+        require(self.model.get("num_hidden_layers") == self.layers, f"its model has not {self.layers} layers")
+
+
+class EagleHead(TrainedHead):
+    """At position t it reads the *feature* there, the target's hidden state after its final norm, and the embedding of
+    token t + 1, and guesses the feature at t + 1, of which the target's output matrix tells token t + 2:
+    `fc([embedding, feature])`, then the layers, of which the first does not norm what its attention reads.
+
+    Embeddings and output matrix are the target's; they are neither trained nor stored.
+
+    Attributes:
+        fc: from twice the hidden size to the hidden size.
+        lm: the layers, as a Hugging Face model without anything before or behind them.
+        embedding: of all tokens; None until the target is known.
+        matrix: the target's output matrix, of the tokens that can be drafted; None until the target is known.
+    """
+
+    kind, title, Config = "eagle", "EAGLE head", EagleConfig
+    public = "paceline.integrations.eagle_formats:read_eagle"
+    config: EagleConfig
+    embedding: Float[Tensor, "all hidden"] | None
+    matrix: Float[Tensor, "vocab hidden"] | None
+
+    def __init__(
+        self,
+        config: EagleConfig,
+        fingerprint: Float[Tensor, "tokens hidden"],
+        tokens: Int[Tensor, " vocab"] | None = None,
+    ) -> None:
+        super().__init__(config, fingerprint, tokens)
+        self.lm = make_layers(config.model, 0)
+        size, family = self.lm.config.hidden_size, FAMILIES[self.lm.config.model_type]
+        self.fc = nn.Linear(2 * size, size, bias=config.bias)
+        self.decoder.layers[0].input_layernorm = nn.Identity()
+        setattr(self.decoder, family.norm, nn.Identity())
+        self.register_buffer("embedding", None, persistent=False)
+        self.register_buffer("matrix", None, persistent=False)
+
+    @classmethod
+    def from_target(
+        cls,
+        model: PreTrainedModel,
+        layers: int = 1,
+        *,
+        tokens: Sequence[int] | None = None,
+        bias: bool = False,
+        name: str | None = None,
+    ) -> Self:
+        """A head to train, in the model's dtype, which gives back the features that it reads. Its layers are the
+        target's last ones, but add nothing yet.
+
+        Args:
+            model: the target, whole.
+            layers: K, at most as many as the target has.
+            tokens: ids that can be drafted; None: all.
+            bias: see `EagleConfig`.
+            name: of the target; by default as the model says.
+
+        Raises:
+            OptionError: a number out of range.
+            UnsupportedModel: a model whose layers do not run one by one.
+        """
+        target = with_blocks(as_target(model), cls.kind)
+        require(layers <= target.num_layers, f"an EAGLE head of this model has 1 .. {target.num_layers} layers")
+        chosen = as_ids(tokens, target.vocab_size)
+        config = EagleConfig(
+            layers=layers,
+            bias=bias,
+            target=name or model_key(target),
+            model=layers_config(target.config, layers),
+        )
+        head = cls(config, probe_features(target), chosen).place(model.device, model.dtype)
+        head._start_from(model)
+        return head
+
+    @torch.no_grad()
+    def _start_from(self, model: PreTrainedModel) -> None:
+        family, size = FAMILIES[model.config.model_type], self.fc.out_features
+        last = getattr(model, family.decoder).layers[-self.config.layers :]
+        for ours, theirs in zip(self.decoder.layers, last, strict=True):
+            weights = theirs.state_dict()
+            ours.load_state_dict({name: weights[name] for name in ours.state_dict()})
+            for name, weight in ours.named_parameters():
+                if name.rpartition(".")[0] in _ADDING:
+                    weight.zero_()
+        for weight in self.fc.parameters():
+            weight.zero_()
+        self.fc.weight[:, size:].copy_(torch.eye(size))
+        embedding, matrix = (
+            part.weight.detach() for part in (model.get_input_embeddings(), model.get_output_embeddings())
+        )
+        self.embedding, self.matrix = embedding, matrix if self.tokens is None else matrix[self.tokens]
+
+    @property
+    def decoder(self) -> Any:
+        return getattr(self.lm, FAMILIES[self.lm.config.model_type].decoder)
+
+    def probe(self, target: Target) -> Float[Tensor, "tokens hidden"]:
+        return probe_features(target)
+
+    # -- training --------------------------------------------------------------------------------------------------
+    def forward(
+        self,
+        features: Float[Tensor, "batch tokens hidden"],
+        ids: Int[Tensor, "batch tokens"],
+        positions: Int[Tensor, "batch tokens"] | None = None,
+        mask: Int[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """Guesses of the features that follow, for whole texts.
+
+        Args:
+            features: of the target at positions 0, 1, ...
+            ids: of the tokens at positions 1, 2, ...: what follows each feature.
+            positions: of the features; 0, 1, ... by default.
+            mask: 1 for what is there, 0 for padding.
+        """
+        if self.embedding is None:
+            raise ValueError("this head shares the target's embeddings, which it does not know yet")
+        embedded = functional.embedding(ids, self.embedding).to(features.dtype)
+        return self.states(embedded, features, positions, mask)
+
+    def states(
+        self,
+        embedded: Float[Tensor, "batch tokens hidden"],
+        features: Float[Tensor, "batch tokens hidden"],
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """`forward` behind the embeddings."""
+        entered = self.fc(torch.cat([embedded, features], -1))
+        out = self.decoder(inputs_embeds=entered, position_ids=positions, attention_mask=mask, use_cache=False)
+        return out.last_hidden_state
+
+    def outputs(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        """Logits of the tokens that can be drafted, by the target's output matrix."""
+        if self.matrix is None:
+            raise ValueError("this head shares the target's output matrix, which it does not know yet")
+        return functional.linear(features, self.matrix.to(features.dtype))
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Parameters, all of them trained, by part: `fc`, `layers`; and their `total`."""
+        fc, layers = (sum(weight.numel() for weight in part.parameters()) for part in (self.fc, self.lm))
+        return {"fc": fc, "layers": layers, "total": fc + layers}

@@ -1,0 +1,64 @@
+"""Decoder layers that a head has of its own: modules of its target's family, which run as fast as the target does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from paceline.targets import make_target
+from paceline.targets.linear import PackedLinear, PlainLinear, can_pack
+from paceline.targets.target import Target
+
+#: Of the target's configuration: what its layers do not depend on.
+_LEFT_OUT = (
+    *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "quantization_config"),
+    *("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"),
+)
+
+
+def layers_config(config: PretrainedConfig, layers: int) -> dict[str, Any]:
+    """The target's configuration with another number of layers."""
+    kept = {key: value for key, value in config.to_diff_dict().items() if key not in _LEFT_OUT}
+    if "layer_types" in kept:
+        kept["layer_types"] = kept["layer_types"][:1] * layers  # all alike: other models are refused
+    return kept | {"num_hidden_layers": layers, "tie_word_embeddings": False}
+
+
+def make_layers(config: dict[str, Any], outputs: int) -> PreTrainedModel:
+    """A causal LM of a `layers_config` without word embeddings, with random weights.
+
+    Args:
+        outputs: rows of its output matrix; 0: it has none.
+    """
+    fields = dict(config)
+    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    kind = AutoConfig.for_model(fields.pop("model_type"), vocab_size=1, **no_ids, **fields)
+    lm = AutoModelForCausalLM.from_config(kind)
+    kind.vocab_size = outputs  # only now: two matrices of this size would have been made at random
+    lm.set_input_embeddings(nn.Identity())
+    lm.set_output_embeddings(nn.Linear(kind.hidden_size, outputs, bias=False) if outputs else nn.Identity())
+    return lm.eval()
+
+
+def fast_layers(lm: PreTrainedModel, target: Target) -> Target:
+    """What `make_layers` made, behind the block view of the target's own tier, which takes its weights over."""
+    # Tiers take over whole models; this one is entered behind its embedding.
+    lm.set_input_embeddings(nn.Embedding(1, lm.config.hidden_size, dtype=target.dtype, device=target.device))
+    if target.tier != "native":
+        return make_target(lm, tier=target.tier)
+    if lm.config.num_hidden_layers == 0:  # the native tier reads the shape of its attention off a layer
+        return make_target(lm, tier="torch")
+    from paceline.targets.native import NativeTarget
+
+    return NativeTarget(lm, storage="rounded")  # the least to read, and drafts need not be exact
+
+
+def fast_linear(
+    weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None
+) -> PackedLinear | PlainLinear:
+    fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and can_pack()
+    return (PackedLinear if fits else PlainLinear)(weight, bias)
