@@ -128,9 +128,9 @@ class EagleHead(TrainedHead):
         for weight in self.fc.parameters():
             weight.zero_()
         self.fc.weight[:, size:].copy_(torch.eye(size))
-        embedding, matrix = (
-            part.weight.detach() for part in (model.get_input_embeddings(), model.get_output_embeddings())
-        )
+        inputs: Any = model.get_input_embeddings()
+        outputs: Any = model.get_output_embeddings()
+        self.embedding, matrix = inputs.weight.detach(), outputs.weight.detach()
         self.embedding, self.matrix = embedding, matrix if self.tokens is None else matrix[self.tokens]
 
     @property
