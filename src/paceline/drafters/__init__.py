@@ -17,6 +17,7 @@ DRAFTERS = Registry(
         "merge": "paceline.drafters.merge:Merge",
         "draft-model": "paceline.drafters.draft_model:DraftModel",
         "early-exit": "paceline.drafters.early_exit.drafter:EarlyExit",
+        "medusa": "paceline.drafters.medusa.drafter:Medusa",
         "layer-skip": "paceline.drafters.layer_skip:LayerSkip",
         "trigram": "paceline.drafters.trigram.drafter:Trigram",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -114,6 +115,8 @@ class AutoregressiveDrafter(Drafter):
     source = "draft"
     #: Ids of the only tokens it can propose; None: all.
     tokens: Int[Tensor, " tokens"] | None = None
+    #: Most tokens it can propose in a round.
+    longest = sys.maxsize
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         """Draft logits behind each tree's last node, with hidden states where there is a `hidden_width` and a row's
@@ -140,7 +143,7 @@ class AutoregressiveDrafter(Drafter):
             return False
         token = self.best(logits) if q is None else row.draw(q)
         tree.add(token, depth, self.source, q if row.sampling else None)
-        return depth + 1 < row.room and row.policy.more(depth + 1)
+        return depth + 1 < min(row.room, self.longest) and row.policy.more(depth + 1)
 
     def best(self, logits: Float[Tensor, " tokens"]) -> int:
         at = logits.argmax()

@@ -40,11 +40,7 @@ class TreeDrafter(Drafter):
 
     def __init__(self, target: Target, budget: int | str) -> None:
         super().__init__(target)
-        self.auto = budget == AUTO
-        require(
-            self.auto or (isinstance(budget, int) and budget >= 1), f"budget must be auto or at least 1, not {budget}"
-        )
-        self.most = MOST.get(target.device.type, MOST["cuda"]) if self.auto else int(budget)
+        self.auto, self.most = budget == AUTO, most_nodes(budget, target)
 
     def remember(self, row: Row) -> Any:
         """What there is to remember of a request that joins; its prompt is in `row.ids`."""
@@ -81,6 +77,14 @@ class TreeDrafter(Drafter):
         if state.budget:
             state.budget.observe(row.ids[state.length :])
         self.learn(row, state.memory, tree, path, out)
+
+
+def most_nodes(budget: int | str, target: Target) -> int:
+    """Most nodes of a tree under an option `budget`. Raises OptionError for what is neither "auto" nor above 0."""
+    if budget == AUTO:
+        return MOST.get(target.device.type, MOST["cuda"])
+    require(isinstance(budget, int) and budget >= 1, f"budget must be auto or at least 1, not {budget}")
+    return int(budget)
 
 
 def reach(row: Row) -> int:

@@ -1,0 +1,156 @@
+"""Medusa (Cai et al., 2024): heads on the target's last hidden state draft several tokens ahead at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.drafters.base import AutoregressiveDrafter, Row, Step
+from paceline.drafters.budget import AUTO, Budget
+from paceline.drafters.costs import costs_of
+from paceline.drafters.heads import with_blocks
+from paceline.drafters.medusa.forward import Forward, Guesses
+from paceline.drafters.medusa.head import MedusaHead
+from paceline.drafters.medusa.tree import Choice, Node, likeliest
+from paceline.drafters.tree import TokenTree
+from paceline.drafters.tree_drafter import most_nodes
+from paceline.registry import require
+from paceline.targets.target import PassOutput, Target
+
+CHAIN, STATIC, DYNAMIC = TREES = ("chain", "static", "dynamic")
+RANKS = 10  # of a head's choices, how many may stand in a tree
+
+
+@dataclass
+class Drafting:
+    """A request's state.
+
+    Attributes:
+        hidden: the target's last hidden state at the token before the root, which the root was chosen from.
+        budget: chooses how much of a tree is verified; None: that is fixed.
+        length: tokens when it was last drafted for.
+    """
+
+    hidden: Float[Tensor, " hidden"]
+    budget: Budget | None
+    length: int = 0
+
+
+class Medusa(AutoregressiveDrafter):
+    """The target chose the root from a hidden state; head i guesses from the same one the token i places behind the
+    root. One small pass gives all guesses of a round, and none depends on another.
+
+    Args:
+        head: folder of Medusa heads, or (from Python) a `MedusaHead`, which is taken over; "auto": those trained on
+            this machine for this model, or else those that come with paceline.
+        k: blocks a head that "auto" looks for; None: any number.
+        tree: "chain": the likeliest token of each head, or one drawn from it where the output is sampled; "static":
+            the same tree of ranks every round, built from the accuracies that training measured; "dynamic": the
+            likeliest paths by what the heads themselves say. Trees are chosen, not drawn, even where the output is
+            sampled.
+        budget: most nodes of a tree; "auto": as many as pay on this machine.
+    """
+
+    source = "medusa"
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        head: str = AUTO,
+        k: int | None = None,
+        tree: str = CHAIN,
+        budget: int | str = AUTO,
+    ) -> None:
+        super().__init__(target)
+        require(tree in TREES, f"medusa: tree is {', '.join(TREES)}, not '{tree}'")
+        require(k is None or k >= 1, f"medusa: heads have k = 1 block or more, not {k}")
+        made, self.folder = MedusaHead.take(head, with_blocks(target, self.source), layers=k)
+        self.auto, self.most = budget == AUTO, most_nodes(budget, target)
+        self.tree, self.tokens, self.longest = tree, made.tokens, made.config.heads
+        self.ranks = min(RANKS, made.config.vocab)
+        self.accuracies = [ranks[: self.ranks] for ranks in made.config.accuracies]
+        known = len(self.accuracies) == self.longest
+        require(tree != STATIC or known, f"medusa: nobody measured the accuracies of these heads: use tree={DYNAMIC}")
+        self.taps = (target.num_layers,)
+        self.hidden_width = target.config.hidden_size
+        self.forward = Forward(made, target)
+        self.static = cache(self._static)
+        self._rows: Sequence[Row] = ()
+        self._guesses: Guesses | None = None  # of this round, once they are asked for
+
+    @property
+    def predictors(self) -> tuple[Path, ...]:
+        return (*super().predictors, *([self.folder] if self.folder else []))
+
+    def max_nodes(self, depth: int) -> int:
+        return min(depth, self.longest) if self.tree == CHAIN else self.most
+
+    def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
+        last = hidden[self.target.num_layers]
+        # Before a prompt of one token there is nothing: its first draft is a blind guess.
+        seen = last[-1] if len(last) else last.new_zeros(last.shape[1])
+        row.state = Drafting(seen, Budget(costs_of(self.target)) if self.auto and self.tree != CHAIN else None)
+
+    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        state: Drafting = row.state
+        state.hidden = out.taps[self.target.num_layers][path[-1]]
+        if state.budget:
+            state.budget.observe(row.ids[state.length :])
+
+    # -- drafting --------------------------------------------------------------------------------------------------
+    @torch.inference_mode()
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        self._rows, self._guesses = rows, None
+        return super().draft(rows) if self.tree == CHAIN else [self._grow(row) for row in rows]
+
+    @property
+    def guesses(self) -> Guesses:
+        """Of all rows, computed when the first of them wants a draft."""
+        if self._guesses is None:
+            self._guesses = self.forward(torch.stack([row.state.hidden for row in self._rows]))
+        return self._guesses
+
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
+        return Step(self.guesses.logits[:, depth], self.guesses.states[:, depth])
+
+    def _grow(self, row: Row) -> TokenTree:
+        state, tree = row.state, TokenTree.root(row.ids[-1])
+        state.length, depth = len(row.ids), self._reach(row)
+        least = state.budget.least(len(self._rows)) if state.budget else 0.0
+        for node in self._nodes(row, depth, least) if depth else ():
+            tree.add(node.token, node.parent, self.source, score=node.score)
+        return state.budget.choose(tree, len(self._rows)) if state.budget and depth else tree
+
+    def _reach(self, row: Row) -> int:
+        """How deep a row wants its tree, judged by the likeliest path."""
+        depth, drafted = 0, list[int]()
+        while depth < min(row.room, self.longest) and row.policy.more(depth):
+            logits, hidden = self.guesses.logits[row.slot, depth], self.guesses.states[row.slot, depth]
+            q = row.distribution(self.widen(logits), drafted) if row.policy.reads_q else None
+            if not row.policy.keep(q, depth, hidden):
+                break
+            if row.policy.reads_q:
+                drafted.append(self.best(logits))
+            depth += 1
+        return depth
+
+    def _nodes(self, row: Row, depth: int, least: float) -> list[Node]:
+        scores, best = self.guesses.logits[row.slot, :depth].log_softmax(-1).topk(self.ranks)
+        tokens = (best if self.tokens is None else self.tokens[best]).tolist()
+        if self.tree == STATIC:
+            nodes = (node for node in self.static(depth) if node.score > least)
+            return [node._replace(token=tokens[node.depth - 1][node.token]) for node in nodes]
+        chances = scores.exp().tolist()
+        return likeliest([list(map(Choice, *at)) for at in zip(chances, tokens, strict=True)], self.most, least)
+
+    def _static(self, depth: int) -> list[Node]:
+        """The tree of this depth, with ranks for tokens."""
+        ranked = [map(Choice, ranks, range(self.ranks)) for ranks in self.accuracies[:depth]]
+        return likeliest([sorted(choices, reverse=True) for choices in ranked], self.most)

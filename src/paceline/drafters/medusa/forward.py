@@ -1,0 +1,49 @@
+"""Medusa's heads at work: all of them at once, over one feature a request."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
+from paceline.drafters.own_layers import fast_linear
+from paceline.targets.target import Target
+
+
+class Guesses(NamedTuple):
+    states: Float[Tensor, "batch heads hidden"]  # what enters the vocabulary layers
+    logits: Float[Tensor, "batch heads vocab"]
+
+
+class Forward:
+    """What `MedusaHead.forward` computes, with weights laid out as the target's are: one matrix for the first blocks,
+    which all read the same, then one product a layer."""
+
+    def __init__(self, head: MedusaHead, target: Target) -> None:
+        self.heads, self.target = head.config.heads, target
+        first, *rest = head.weight.detach()
+        self.first = fast_linear(first.flatten(0, 1), head.bias.detach()[0].flatten())
+        self.rest = [(w.mT.contiguous(), b[:, None]) for w, b in zip(rest, head.bias.detach()[1:], strict=True)]
+        if head.config.vocabulary == OF_TARGET and head.tokens is None:
+            self.outputs = [target.logits]
+        else:
+            assert head.matrix is not None  # `MedusaHead.check` has seen the target
+            self.outputs = [fast_linear(matrix) for matrix in head.matrix.detach()]
+
+    def __call__(self, hidden: Float[Tensor, "batch hidden"]) -> Guesses:
+        """Of the target's last hidden states, before its final norm."""
+        features = self.target.features(hidden)
+        blocks = functional.silu(self.first(features)).view(len(features), self.heads, -1)
+        states = (features[:, None] + blocks).transpose(0, 1)
+        for weight, bias in self.rest:
+            states = states + functional.silu(torch.baddbmm(bias, states, weight))
+        states = states.transpose(0, 1).contiguous()
+        if len(self.outputs) == 1:
+            logits = self.outputs[0](states.flatten(0, 1)).view(*states.shape[:2], -1)
+        else:
+            logits = torch.stack([output(states[:, i]) for i, output in enumerate(self.outputs)], 1)
+        return Guesses(states, logits)
