@@ -131,7 +131,7 @@ class EagleHead(TrainedHead):
         inputs: Any = model.get_input_embeddings()
         outputs: Any = model.get_output_embeddings()
         self.embedding, matrix = inputs.weight.detach(), outputs.weight.detach()
-        self.embedding, self.matrix = embedding, matrix if self.tokens is None else matrix[self.tokens]
+        self.matrix = matrix if self.tokens is None else matrix[self.tokens]
 
     @property
     def decoder(self) -> Any:
