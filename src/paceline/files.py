@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from paceline.errors import DiskFull, ModelError
+from paceline.registry import require
 
 
 def is_full(error: BaseException) -> bool:
@@ -43,3 +45,27 @@ def whole(path: Path, then: str = "give the command again") -> Iterator[Path]:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill in place of `path`, where it appears once it is complete; of one that fails nothing stays.
+
+    Raises:
+        OptionError: there is something in `path`.
+        DiskFull: there was no room.
+    """
+    free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    require(free, f"{path} is not empty: name a new folder")
+    partial = path.absolute().with_name(f".{path.absolute().name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        os.replace(partial, path)
+    except Exception as error:
+        if is_full(error):
+            raise DiskFull(f"the disk of {path} is full") from error
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Option
 
 from paceline.cli.console import print_json
+
+if TYPE_CHECKING:
+    from paceline.drafters.heads import TrainedHead
+    from paceline.targets import Target
 
 app = typer.Typer(help="Write what was trained here for other programs.", no_args_is_help=False)
 
@@ -18,18 +22,32 @@ app = typer.Typer(help="Write what was trained here for other programs.", no_arg
 def export() -> None: ...
 
 
+DEFAULT = "smollm2-135m"
+Model = Annotated[str, Option("--model", "-m", help="The target: named model, hub id, folder or GGUF file.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
+Out = Annotated[Path, Option("--out", "-o", help="New folder.")]
+Head = Annotated[
+    str, Option("--head", help="Its folder, of ours or in a public layout; auto: the one the drafter takes.")
+]
+Layers = Annotated[int | None, Option("-k", help="Layers of the head that auto takes.")]
+Format = Annotated[
+    Literal["vllm", "original"], Option("--format", help="For vLLM, or for the program that the method came with.")
+]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None, Option("--dtype", help="Of the weights. Default: the target's.")
+]
+
+
 @app.command("draft-model")
 def draft_model(
     out: Annotated[Path, Option("--out", "-o", help="New folder of the draft model.")],
-    model: Annotated[str, Option("--model", "-m", help="The target: named model, hub id, folder or GGUF file.")] = (
-        "smollm2-135m"
-    ),
+    model: Model = DEFAULT,
     head: Annotated[str, Option("--head", help="Folder of its exit head; auto: the one early-exit takes.")] = "auto",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"],
         Option("--dtype", help="Of the weights; below float32 its drafts may differ from early-exit's."),
     ] = "float32",
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """The first layers and the exit head of early-exit as a plain Hugging Face model of the same tokenizer."""
     from paceline.drafters.early_exit.export import export_draft_model
@@ -46,4 +64,66 @@ def draft_model(
         print_json({"out": str(out), "head": str(folder), **counts})
     else:
         print(f"{counts['layers']} layers, {counts['parameters']:,} parameters; use it as draft-model:model={out}")
+    print(f"stored in {out}", file=sys.stderr)
+
+
+@app.command("medusa")
+def medusa(
+    out: Out,
+    model: Model = DEFAULT,
+    head: Head = "auto",
+    k: Layers = None,
+    layout: Format = "vllm",
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Medusa heads in vLLM's layout, or in that of FasterDecoding/Medusa."""
+    from paceline.drafters.medusa.head import MedusaHead
+    from paceline.integrations.medusa_formats import write_medusa
+
+    made, target, folder = _taken(MedusaHead, model, head, k)
+    write_medusa(made, target, out, layout, _dtype(dtype))
+    _told(out, folder, {"heads": made.config.heads, "layers": made.config.layers}, as_json)
+
+
+@app.command("eagle")
+def eagle(
+    out: Out,
+    model: Model = DEFAULT,
+    head: Head = "auto",
+    k: Layers = None,
+    layout: Format = "vllm",
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """An EAGLE head in vLLM's layout, or in that of SafeAILab/EAGLE."""
+    from paceline.drafters.eagle.head import EagleHead
+    from paceline.integrations.eagle_formats import write_eagle
+
+    made, target, folder = _taken(EagleHead, model, head, k)
+    write_eagle(made, target, out, layout, _dtype(dtype))
+    _told(out, folder, {"layers": made.config.layers}, as_json)
+
+
+def _taken(kind: type[TrainedHead], model: str, head: str, layers: int | None) -> tuple[Any, Target, Path]:
+    from paceline.targets import as_target
+    from paceline.targets.sources import load_model
+
+    target = as_target(*load_model(model))
+    made, folder = kind.take(head, target, layers=layers)
+    assert folder is not None
+    return made, target, folder
+
+
+def _dtype(name: str | None) -> Any:
+    import torch
+
+    return getattr(torch, name) if name else None
+
+
+def _told(out: Path, head: Path, counts: dict[str, int], as_json: bool) -> None:
+    if as_json:
+        print_json({"out": str(out), "head": str(head), **counts})
+    else:
+        print(", ".join(f"{name}: {count}" for name, count in counts.items()))
     print(f"stored in {out}", file=sys.stderr)

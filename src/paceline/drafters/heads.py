@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -62,6 +63,7 @@ class TrainedHead(nn.Module):
     kind: ClassVar[str]  # of its drafter, which its files are named after
     title: ClassVar[str]  # what messages call it
     Config: ClassVar[type[HeadConfig]]
+    public: ClassVar[str | None] = None  # "module:function" that reads heads of this kind in other programs' layouts
 
     tokens: Int[Tensor, " vocab"] | None
 
@@ -149,6 +151,14 @@ class TrainedHead(nn.Module):
         return head.eval() if target is None else head.check(target, f"in {folder}")
 
     @classmethod
+    def read(cls, folder: Path, target: Target) -> Self:
+        """`load`, or where there is a reader of public layouts: the head in such a folder."""
+        if cls.public is None or (folder / config_name(cls.kind)).exists() or not (folder / "config.json").exists():
+            return cls.load(folder, target)
+        module, _, name = cls.public.partition(":")  # of `integrations`, which build on this
+        return getattr(import_module(module), name)(folder, target)
+
+    @classmethod
     def facts(cls, folder: Path) -> dict[str, Any]:
         """What the JSON file beside a head's weights says: the fields of its configuration, and `sha256`.
 
@@ -196,12 +206,12 @@ class TrainedHead(nn.Module):
 
     @classmethod
     def take(cls, head: str | Path | Self, target: Target, **wanted: object) -> tuple[Self, Path | None]:
-        """A head as drafters are given it, checked: a folder, "auto" for `find`, or one made in Python, which is taken
-        over; and its folder, if it has one."""
+        """A head as drafters are given it, checked: a folder to `read`, "auto" to `find`, or one made in Python, which
+        is taken over; and its folder, if it has one."""
         if isinstance(head, cls):
             return head.check(target), None
         folder = cls.find(target, **wanted) if head == AUTO else Path(str(head))
-        return cls.load(folder, target), folder
+        return cls.read(folder, target), folder
 
     @classmethod
     def _folders(cls, target: Target) -> Iterator[Path]:

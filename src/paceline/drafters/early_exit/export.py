@@ -4,8 +4,6 @@ Hugging Face model of N + E layers, for drafting without shared layers: here, in
 from __future__ import annotations
 
 import copy
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.errors import DiskFull
-from paceline.registry import require
+from paceline.files import whole_folder
 from paceline.targets.families import FAMILIES
 from paceline.targets.loading import quiet
 from paceline.targets.span import Span
-from paceline.targets.store import is_full
 from paceline.targets.target import Target, as_target
 
 FAR = 40.0  # below the mean logit lie the logits of tokens that the head does not know
@@ -39,25 +35,13 @@ def export_draft_model(
         CheckpointMismatch: the head was made for another model.
         DiskFull: there is no room.
     """
-    require(not out.exists() or not any(out.iterdir()), f"{out} is not empty: name a new folder")
-    draft = draft_model(model, head)
-    partial = out.absolute().with_name(f".{out.absolute().name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
-    try:
-        partial.mkdir(parents=True)
-        with quiet():
-            draft.save_pretrained(partial)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(partial)
-        for weights in partial.glob("*.safetensors"):  # which safetensors keeps from all other users
-            weights.chmod((partial / "config.json").stat().st_mode)
-        os.replace(partial, out)
-    except Exception as error:
-        if is_full(error):
-            raise DiskFull(f"the disk of {out} is full") from error
-        raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with whole_folder(out) as folder, quiet():
+        draft = draft_model(model, head)
+        draft.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        for weights in folder.glob("*.safetensors"):  # which safetensors keeps from all other users
+            weights.chmod((folder / "config.json").stat().st_mode)
     return draft
 
 
