@@ -60,6 +60,7 @@ class MedusaHead(TrainedHead):
     """
 
     kind, title, Config = "medusa", "Medusa head", MedusaConfig
+    public = "paceline.integrations.medusa_formats:read_medusa"
     config: MedusaConfig
 
     def __init__(
