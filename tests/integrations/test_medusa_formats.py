@@ -201,24 +201,21 @@ class TestWriting:
         config, tensors = written(tmp_path / "own")
         assert tensors.keys() == blocks | outputs
         assert (config["num_heads"], config["num_hidden_layers"], config["hidden_size"]) == (HEADS, K, SIZE)
-        assert (config["vocab_size"], config["truncated_vocab_size"], config["original_lm_head"]) == (
-            VOCAB,
-            VOCAB,
-            False,
-        )
-        write_medusa(made(tokens=range(9)), target, tmp_path / "trimmed", "vllm")
-        config, tensors = written(tmp_path / "trimmed")
-        assert tensors.keys() == blocks | {"lm_heads.0.weight", "token_map"}
-        assert (config["vocab_size"], config["truncated_vocab_size"], config["original_lm_head"]) == (VOCAB, 9, True)
+        assert (config["vocab_size"], config["original_lm_head"], config["medusa_fc_bias"]) == (VOCAB, False, True)
+        write_medusa(made(tokens=range(9)), target, tmp_path / "shared", "vllm")
+        config, tensors = written(tmp_path / "shared")
+        assert tensors.keys() == blocks | {"lm_heads.0.weight"}
+        assert config["original_lm_head"]
         # what vLLM's reader of configurations would take for one of these numbers
         assert {name for name in config if "num" in name} == {"num_heads", "num_hidden_layers"}
 
-    @pytest.mark.parametrize(("layout", "vocabulary"), [("original", "shared"), ("original", "own"), ("vllm", "own")])
+    @pytest.mark.parametrize("layout", ["vllm", "original"])
+    @pytest.mark.parametrize("vocabulary", VOCABULARIES)
     @torch.no_grad()
     def test_what_cannot_be_drafted_is_never_likeliest(
         self, layout: Any, vocabulary: str, target: Target, tmp_path: Path
     ) -> None:
-        """Where a layout has a logit for every token."""
+        """The layouts have a logit for every token."""
         head = made(vocabulary=vocabulary, tokens=range(50, 90))
         write_medusa(head, target, tmp_path / "out", layout)
         full = read_medusa(tmp_path / "out", target)(FEATURES)

@@ -1,8 +1,8 @@
 """Medusa heads in two public layouts: that of FasterDecoding/Medusa and that of vLLM.
 
 In both, every block and every vocabulary layer is a linear layer with a name of its own. The original has a vocabulary
-layer a head, over all tokens; in vLLM all heads may share one (`original_lm_head`), and then it may be trimmed to the
-tokens of a `token_map`.
+layer a head; in vLLM all heads may share one (`original_lm_head`). That may be trimmed to the tokens of a `token_map`,
+which is read but not written: vLLM 0.32 looks for it among the weights that it should have loaded, and gives up.
 """
 
 from __future__ import annotations
@@ -166,14 +166,10 @@ def medusa_layout(head: MedusaHead, target: Target, layout: Layout) -> tuple[dic
         for name, weight, bias in zip(row, weights, biases, strict=True):
             tensors |= {f"{name}.weight": weight, f"{name}.bias": bias}
     matrices: Any = head.matrix
-    outputs, shared = names.outputs(heads, layers), layout == "vllm" and len(matrices) == 1
-    if shared:
-        tensors[outputs[0]] = matrices[0]
-        if head.tokens is not None:
-            tensors[TOKENS] = head.tokens
-    else:  # one a head, over all tokens
-        full = [_untrimmed(matrix, head.tokens, target.vocab_size) for matrix in matrices]
-        tensors |= dict(zip(outputs, full * (heads // len(full)), strict=True))
+    full = [_untrimmed(matrix, head.tokens, target.vocab_size) for matrix in matrices]
+    shared = layout == "vllm" and len(full) == 1
+    outputs = names.outputs(heads, layers)
+    tensors |= {outputs[0]: full[0]} if shared else dict(zip(outputs, full * (heads // len(full)), strict=True))
     if layout == "original":
         config = {"medusa_num_heads": heads, "medusa_num_layers": layers, "version": "2"}
         return config | {"base_model_name_or_path": target.name}, tensors
@@ -182,7 +178,6 @@ def medusa_layout(head: MedusaHead, target: Target, layout: Layout) -> tuple[dic
         "model_type": "medusa",
         "hidden_size": head.config.hidden,
         "vocab_size": target.vocab_size,
-        "truncated_vocab_size": head.config.vocab if shared else target.vocab_size,
         "num_heads": heads,
         "num_hidden_layers": layers,
         "medusa_fc_bias": True,
