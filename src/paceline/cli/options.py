@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Option
@@ -148,7 +148,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             types = get_type_hints(groups[name], include_extras=True)
-            flattened |= {field.name: (types[field.name], field.default) for field in fields(groups[name])}
+            flattened |= {field.name: (types[field.name], _default(field)) for field in fields(groups[name])}
         else:
             flattened[name] = hints[name], parameter.default
 
@@ -166,3 +166,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         ]
     )
     return flat
+
+
+def _default(field: Field[Any]) -> Any:
+    return inspect.Parameter.empty if field.default is MISSING else field.default

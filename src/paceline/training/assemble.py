@@ -81,11 +81,16 @@ def early_exit(
     frozen: Frozen
     frozen = first = FrozenLayers(fast(model, tokenizer, tier), config.layers)
     if config.stored:
-        frozen = FeatureStore(first, data, head.fingerprint, told=told)
+        frozen = FeatureStore(first, data, head.fingerprint, config.store_limit, told)
     if config.start == "fitted":
         fit_output(head, matrix, frozen, data, data.split(training.held_back, training.seed)[0])
-    settings = {"model": head.config.target, "data": data.digest, **asdict(config)}
+    settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     return Assembled(EarlyExit(head, frozen, config.objective), data, head.stored_path(target), settings, loaded, total)
+
+
+def facts(config: Any) -> dict[str, Any]:
+    """What a configuration says of the result."""
+    return {name: value for name, value in asdict(config).items() if name != "store_limit"}
 
 
 def load_as_stored(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -34,7 +34,8 @@ class ExitConfig:
             (see `fit_output`); "last": as the target's last layers, norm and output matrix, as in EESD.
         objective: see `soft_labels`.
         max_length: longer samples are cut there.
-        stored: keep the hidden states that enter the head in files beside the data (see `FeatureStore`).
+        stored: keep the hidden states that enter the head in files beside the data (see `FeatureStore`), of at most
+            `store_limit` GB.
     """
 
     layers: int = 4
@@ -45,6 +46,7 @@ class ExitConfig:
     objective: str = "distil"
     max_length: int = 1024
     stored: bool = True
+    store_limit: float = 32.0
 
     def __post_init__(self) -> None:
         require(self.start in STARTS, f"start must be {' or '.join(STARTS)}, not '{self.start}'")

@@ -1,0 +1,116 @@
+"""`paceline train medusa` and `paceline train eagle`: draft heads on a model's features, adversarially if you like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
+
+from paceline.cli.options import grouped
+from paceline.cli.training import Told, Training, run
+from paceline.registry import require
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.training.adversarial import AdversarialOptions
+    from paceline.training.assemble import Assembled
+
+
+def _option(*names: str, help: str, **more: Any) -> Any:
+    return Option(*names, help=help, rich_help_panel="Head", **more)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What both kinds have."""
+
+    layers: Annotated[int, _option("--layers", "-K", help="Layers of the head.")] = 1
+    vocab: Annotated[int, _option("--vocab", help="Tokens it can draft, the most frequent ones; 0: all.")] = 7168
+    adversarial: Annotated[
+        float, _option("--adversarial", help="KOALA's lambda, the weight of fooling a discriminator; 0: none.")
+    ] = 0.0
+    discriminator: Annotated[
+        Literal["full", "low-cost"],
+        _option("--discriminator", help="Reads logits, as in the paper, or the expected embedding."),
+    ] = "low-cost"
+    discriminator_layers: Annotated[
+        int | None, _option("--discriminator-layers", help="Of its stack; default as the head has.")
+    ] = None
+    discriminator_lr: Annotated[
+        float, _option("--discriminator-lr", help="Its learning rate, relative to the head's.")
+    ] = 0.1
+    patience: Annotated[
+        int, _option("--patience", help="Measurements at equilibrium, in a row, that end training; 0: never.")
+    ] = 0
+
+    def common(self, training: Training, stored: bool) -> dict[str, Any]:
+        """Fields of `HeadOptions`."""
+        return {
+            "layers": self.layers,
+            "vocab": self.vocab or None,
+            "objective": training.objective,
+            "max_length": training.max_length,
+            "stored": stored,
+            "store_limit": training.store_limit,
+        }
+
+    def play(self) -> AdversarialOptions | None:
+        """Raises OptionError for what is out of range."""
+        from paceline.training.adversarial import AdversarialOptions
+
+        require(self.adversarial >= 0, f"adversarial must be >= 0, not {self.adversarial}")
+        if not self.adversarial:
+            return None
+        layers = self.layers if self.discriminator_layers is None else self.discriminator_layers
+        return AdversarialOptions(self.adversarial, self.discriminator, layers, self.discriminator_lr, self.patience)
+
+
+@grouped
+def medusa(
+    training: Training,
+    head: Head,
+    heads: Annotated[int, _option("--heads", help="How many tokens ahead they guess.")] = 4,
+    vocabulary: Annotated[
+        Literal["own", "shared", "target"],
+        _option("--vocabulary", help="Vocabulary layers: each head its own, one for all, or the model's, not trained."),
+    ] = "shared",
+) -> None:
+    """Train the heads of the drafter medusa; runs under `accelerate launch` too."""
+
+    def assemble(device: torch.device, stored: bool, told: Told) -> Assembled:
+        from paceline.training.medusa import MedusaOptions
+
+        options = MedusaOptions(heads=heads, vocabulary=vocabulary, **head.common(training, stored))
+        adversarial, config = head.play(), training.config()
+        from paceline.training.assemble_heads import medusa
+
+        return medusa(training.model, training.data, options, config, device, adversarial, training.tier, told)
+
+    run(training, assemble)
+
+
+@grouped
+def eagle(
+    training: Training,
+    head: Head,
+    regression: Annotated[float, _option("--regression", help="Weight of the distance to the model's features.")] = 1.0,
+    noise: Annotated[float, _option("--noise", help="To add to the features, relative to their size.")] = 0.1,
+    rollout: Annotated[
+        int, _option("--rollout", help="Drafting steps to learn: 1 on the model's features; above, on its own too.")
+    ] = 1,
+) -> None:
+    """Train the head of the drafter eagle; runs under `accelerate launch` too."""
+
+    def assemble(device: torch.device, stored: bool, told: Told) -> Assembled:
+        from paceline.training.eagle import EagleOptions
+
+        common = head.common(training, stored)
+        options = EagleOptions(regression=regression, noise=noise, rollout=rollout, **common)
+        adversarial, config = head.play(), training.config()
+        from paceline.training.assemble_heads import eagle
+
+        return eagle(training.model, training.data, options, config, device, adversarial, training.tier, told)
+
+    run(training, assemble)

@@ -1,0 +1,187 @@
+"""KOALA's adversarial learning (Zhang et al., 2024, algorithm 1): a discriminator learns to tell a head's logits from
+the target's, and the head learns to be taken for the target, while it is distilled as ever."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.registry import require
+from paceline.training.dataset import Batch
+from paceline.training.heads import HeadTask
+from paceline.training.task import Player, Task
+
+FORMS = ("full", "low-cost")
+COLLAPSED, LONG = 0.05, 50  # a loss of the discriminator (2 log 2 where it knows nothing), steps
+NEAR, KNOWS = 0.02, 0.1  # distances of its accuracy from 1/2: at equilibrium; when it has learnt something
+
+log = logging.getLogger("paceline")
+
+
+@dataclass(frozen=True)
+class AdversarialOptions:
+    """How to play.
+
+    Args:
+        weight: lambda of eq. 5; the paper takes 0.05 to 0.5.
+        form: of the discriminator; see `Discriminator`.
+        layers: of its stack; the paper takes the head's K.
+        lr: its learning rate, relative to the head's.
+        patience: measurements in a row at equilibrium that end training; 0: never.
+    """
+
+    weight: float
+    form: str = "low-cost"
+    layers: int = 1
+    lr: float = 0.1
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.weight > 0, f"adversarial must be >= 0 (0: none), not {self.weight}")
+        require(self.form in FORMS, f"discriminator must be {' or '.join(FORMS)}, not '{self.form}'")
+        require(self.layers >= 1, f"discriminator-layers must be >= 1, not {self.layers}")
+        require(self.lr > 0, f"discriminator-lr must be > 0, not {self.lr}")
+        require(self.patience >= 0, f"patience must be >= 0, not {self.patience}")
+
+
+class Discriminator(nn.Module):
+    """Whether logits are the target's, seeing the target's last hidden state: `D = sigmoid` of what `forward` gives.
+
+    A linear layer maps the hidden state, a stack of fully connected layers reads it side by side with the logits. In
+    the full form, the paper's, both are as wide as the vocabulary; in the low-cost form both are as wide as the hidden
+    state: the logits enter as the expected embedding `softmax(logits) E`.
+
+    Args:
+        embeddings: E, a row for every token that can be drafted.
+        seed: of its start.
+    """
+
+    def __init__(self, form: str, layers: int, embeddings: Float[Tensor, "vocab hidden"], seed: int) -> None:
+        super().__init__()
+        vocab, hidden = embeddings.shape
+        width = vocab if form == "full" else hidden
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.map = nn.Linear(hidden, width)
+            sizes = [2 * width, *[hidden] * layers]
+            stack = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.SiLU())]
+            self.stack = nn.Sequential(*stack, nn.Linear(hidden, 1))
+        self.embeddings: Tensor | None
+        self.register_buffer("embeddings", None, persistent=False)
+        if form == "low-cost":
+            self.embeddings = embeddings / embeddings.square().mean().sqrt()
+
+    def forward(self, seen: Float[Tensor, "n hidden"], logits: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
+        if self.embeddings is None:
+            # What all logits have in common says nothing of the distribution, and would give a head away.
+            given = logits - logits.mean(-1, keepdim=True)
+        else:
+            given = logits.softmax(-1) @ self.embeddings
+        known = self.map(functional.layer_norm(seen, seen.shape[-1:]))
+        return self.stack(torch.cat([known, given], -1))[:, 0]
+
+
+class Adversarial(Task):
+    """A head and its discriminator, who take turns (g = d = 1).
+
+    Args:
+        task: the head's own.
+        discriminator: reads the logits of the head's tokens.
+        matrix: the target's output rows for these tokens, which its own logits come from.
+    """
+
+    def __init__(
+        self,
+        task: HeadTask,
+        discriminator: Discriminator,
+        matrix: Float[Tensor, "vocab hidden"],
+        options: AdversarialOptions,
+    ) -> None:
+        self.task, self.discriminator, self.matrix, self.options = task, discriminator, matrix, options
+        self.counts = task.counts + 4
+        self._module = nn.ModuleDict({"head": task.module, "discriminator": discriminator})
+        # Measurements in a row at equilibrium, once the discriminator has been better than that; before, -1.
+        self._module.register_buffer("level", torch.tensor(-1))
+        self._low = 0
+
+    @property
+    def head(self) -> Any:
+        return self.task.head
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    @property
+    def players(self) -> list[Player]:
+        return [
+            Player("head", self.task.module, self.loss),
+            Player("discriminator", self.discriminator, self.judge, self.options.lr),
+        ]
+
+    def loss(self, batch: Batch) -> Float[Tensor, ""]:
+        """Eq. 5. The gradient reaches the head through its logits: nothing is sampled."""
+        drafts = self.task.drafts(batch)
+        verdict = self.discriminator(drafts.seen, drafts.logits.float())
+        return drafts.loss + self.options.weight * (drafts.weights * functional.softplus(-verdict)).sum()
+
+    def judge(self, batch: Batch) -> Float[Tensor, ""]:
+        """Eq. 6."""
+        drafted, real, weights = self._verdicts(batch, learning=True)
+        return (weights * (functional.softplus(drafted) + functional.softplus(-real))).sum()
+
+    def _verdicts(self, batch: Batch, learning: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """On the head's logits and on the target's, and their weights."""
+        with torch.no_grad():
+            drafts = self.task.drafts(batch, learning)
+            real = drafts.truth @ self.matrix.T
+        judged = self.discriminator(drafts.seen, drafts.logits.float()), self.discriminator(drafts.seen, real.float())
+        return *judged, drafts.weights
+
+    def count(self, batch: Batch) -> Float[Tensor, " counts"]:
+        drafted, real, weights = self._verdicts(batch, learning=False)
+        told = weights * ((drafted < 0).float() + (real > 0).float()) / 2
+        loss = weights * (functional.softplus(drafted) + functional.softplus(-real))
+        fooled = weights * functional.softplus(-drafted)
+        own = torch.stack([told.sum(), loss.sum(), fooled.sum(), weights.sum()])
+        return torch.cat([self.task.count(batch), own])
+
+    def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
+        told, loss, fooled, weights = counts[self.task.counts :].tolist()
+        return self.task.measure(counts[: self.task.counts]) | {
+            "discriminator_accuracy": told / weights,
+            "discriminator_held_back_loss": loss / weights,
+            "adversarial_held_back_loss": fooled / weights,
+        }
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        self.task.save(folder, about)
+
+    def watch(self, losses: dict[str, float]) -> None:
+        """Warn once of a discriminator that has long been right about everything: nothing is to be learnt from it."""
+        self._low = self._low + 1 if losses["discriminator"] < COLLAPSED else 0
+        if self._low == LONG:
+            log.warning(
+                "The discriminator has collapsed: its loss was below %g for %d steps, so the head learns nothing more "
+                "from it. Take a lower --discriminator-lr, fewer --discriminator-layers or a higher --adversarial.",
+                *(COLLAPSED, LONG),
+            )
+
+    def ends(self, measured: dict[str, float]) -> bool:
+        """At equilibrium, where the discriminator's accuracy has come back to about 1/2."""
+        level: Tensor = self._module.level
+        if measured:
+            distance = abs(measured["discriminator_accuracy"] - 0.5)
+            if distance > KNOWS:
+                level.fill_(0)
+            elif int(level) >= 0:
+                level.copy_(level + 1 if distance <= NEAR else torch.zeros_like(level))
+        return bool(self.options.patience) and int(level) >= self.options.patience

@@ -1,0 +1,146 @@
+"""From a model's name and folders of data to a head on the target's features that the trainer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from paceline.drafters.eagle.head import EagleHead
+from paceline.drafters.heads import TrainedHead, with_blocks
+from paceline.drafters.medusa.head import MedusaHead
+from paceline.drafters.trigram.matrix import fingerprint
+from paceline.targets.target import Target, as_target
+from paceline.training.adversarial import Adversarial, AdversarialOptions, Discriminator
+from paceline.training.assemble import Assembled, facts, fast, load_as_stored, parameters
+from paceline.training.dataset import Dataset
+from paceline.training.eagle import Eagle, EagleOptions
+from paceline.training.early_exit import frequent_tokens
+from paceline.training.features import FeatureStore
+from paceline.training.frozen import Frozen, FrozenLayers
+from paceline.training.heads import HeadOptions, HeadTask
+from paceline.training.medusa import Medusa, MedusaOptions, unlike
+from paceline.training.trainer import TrainConfig
+
+Told = Callable[[int, int], None]
+
+
+class Setting(NamedTuple):
+    """A target, in float32, and what its heads learn from."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    target: Target
+    data: Dataset
+    tokens: list[int] | None  # that the head can draft
+    dtype: torch.dtype  # of the checkpoint
+    total: int  # parameters of the model
+
+
+def medusa(
+    name: str,
+    folders: Sequence[Path],
+    config: MedusaOptions,
+    training: TrainConfig,
+    device: torch.device,
+    adversarial: AdversarialOptions | None = None,
+    tier: str | None = None,
+    told: Told = lambda done, of: None,
+) -> Assembled:
+    """Medusa heads to train for the model called `name`, on the data of `folders`; errors as of `early_exit`."""
+    setting = _setting(name, folders, config)
+    head = MedusaHead.from_target(
+        setting.model,
+        heads=config.heads,
+        layers=config.layers,
+        vocabulary=config.vocabulary,
+        tokens=setting.tokens,
+    )
+    unlike(head, training.seed)
+    return _assembled(
+        setting,
+        head,
+        lambda features: Medusa(head, features, config.objective),
+        config,
+        training,
+        device,
+        adversarial,
+        tier,
+        told,
+    )
+
+
+def eagle(
+    name: str,
+    folders: Sequence[Path],
+    config: EagleOptions,
+    training: TrainConfig,
+    device: torch.device,
+    adversarial: AdversarialOptions | None = None,
+    tier: str | None = None,
+    told: Told = lambda done, of: None,
+) -> Assembled:
+    """An EAGLE head, as `medusa`."""
+    setting = _setting(name, folders, config)
+    head = EagleHead.from_target(setting.model, config.layers, tokens=setting.tokens)
+    return _assembled(
+        setting,
+        head,
+        lambda features: Eagle(head, features, config, training.seed),
+        config,
+        training,
+        device,
+        adversarial,
+        tier,
+        told,
+    )
+
+
+def _setting(name: str, folders: Sequence[Path], config: HeadOptions) -> Setting:
+    model, tokenizer = load_as_stored(name)
+    data = Dataset(*folders, max_length=config.max_length, tokenizer=fingerprint(tokenizer))
+    total, dtype = parameters(model), model.dtype
+    target = as_target(model.float())  # for a fingerprint that does not depend on how training computes
+    tokens = frequent_tokens(data.frequencies(target.vocab_size), config.vocab, target.eos)
+    return Setting(model, tokenizer, with_blocks(target, "a head on the model's features"), data, tokens, dtype, total)
+
+
+def _assembled(
+    setting: Setting,
+    head: TrainedHead,
+    task: Callable[[Frozen], HeadTask],
+    config: HeadOptions,
+    training: TrainConfig,
+    device: torch.device,
+    adversarial: AdversarialOptions | None,
+    tier: str | None,
+    told: Told,
+) -> Assembled:
+    model, data = setting.model, setting.data
+    home = head.stored_path(setting.target) / f"k{config.layers}{'-adv' if adversarial else ''}"
+    dtype = torch.float32 if device.type == "cpu" else setting.dtype
+    head.to(device)
+    matrix, embeddings = (
+        _rows(part.weight, head, device) for part in (model.get_output_embeddings(), model.get_input_embeddings())
+    )
+    layers = FrozenLayers(fast(model.to(device, dtype), setting.tokenizer, tier))
+    features = FeatureStore(layers, data, head.fingerprint, config.store_limit, told) if config.stored else layers
+    made: HeadTask | Adversarial = task(features)
+    settings = {"model": head.config.target, "data": data.digest, **facts(config)}
+    if adversarial:
+        discriminator = Discriminator(adversarial.form, adversarial.layers, embeddings, training.seed).to(device)
+        made = Adversarial(made, discriminator, matrix, adversarial)
+        settings["adversarial"] = asdict(adversarial)
+    loaded = setting.total + parameters(made.module)
+    return Assembled(made, data, home, settings, loaded, setting.total)
+
+
+def _rows(matrix: Tensor, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:
+    rows = matrix.detach() if head.tokens is None else matrix.detach()[head.tokens.to(matrix.device)]
+    return rows.float().to(device, copy=True)

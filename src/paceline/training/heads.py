@@ -1,0 +1,102 @@
+"""What training has in common for heads on the target's features (Medusa, EAGLE)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from paceline.drafters.heads import TrainedHead
+from paceline.registry import require
+from paceline.training.dataset import Batch
+from paceline.training.frozen import Frozen
+from paceline.training.objectives import OBJECTIVES, soft_cross_entropy, soft_labels
+from paceline.training.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions:
+    """What head to train, and on what.
+
+    Args:
+        layers: K.
+        vocab: tokens it can draft, the most frequent of the text; None: all.
+        objective: see `soft_labels`.
+        max_length: longer samples are cut there.
+        stored: keep the features in files beside the data (see `FeatureStore`), of at most `store_limit` GB.
+    """
+
+    layers: int = 1
+    vocab: int | None = 7168
+    objective: str = "distil"
+    max_length: int = 1024
+    stored: bool = True
+    store_limit: float = 32.0
+
+    def __post_init__(self) -> None:
+        require(self.layers >= 1, f"a head has K = 1 layer or more, not {self.layers}")
+        require(self.objective in OBJECTIVES, f"objective must be {', '.join(OBJECTIVES)}, not '{self.objective}'")
+        require(self.vocab is None or self.vocab >= 1, f"vocab must be >= 1, not {self.vocab}")
+        require(self.max_length >= 2, f"max-length must be >= 2, not {self.max_length}")
+        require(self.store_limit > 0, f"store-limit must be > 0, not {self.store_limit}")
+
+
+class Drafts(NamedTuple):
+    """What a head drafts at all positions of some texts, where it learns."""
+
+    logits: Float[Tensor, "n vocab"]  # over its own tokens
+    weights: Float[Tensor, " n"]  # their parts in losses; they sum to the labels of the batch, or a little less
+    seen: Float[Tensor, "n hidden"]  # the target's feature that the draft began from
+    truth: Float[Tensor, "n hidden"]  # the feature that the target's own logits for the same token come from
+    loss: Float[Tensor, ""]  # supervised, summed
+
+
+class HeadTask(Task):
+    """A head on the target's features as a `Task`.
+
+    Args:
+        head: in float32; what it computes in is the trainer's affair.
+        features: the target's hidden states after its final norm.
+        objective: see `soft_labels`.
+    """
+
+    def __init__(self, head: Any, features: Frozen, objective: str = "distil") -> None:
+        self.head, self.features, self.objective = head, features, objective
+
+    @property
+    def module(self) -> TrainedHead:
+        return self.head
+
+    @abstractmethod
+    def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
+        """Args: learning: with what is added to make it learn more; False: as it drafts."""
+
+    def loss(self, batch: Batch) -> Float[Tensor, ""]:
+        return self.drafts(batch).loss
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        self.head.config = replace(self.head.config, trained=about)
+        self.head.save(folder)
+
+    def distil(
+        self, logits: Float[Tensor, "n vocab"], weights: Float[Tensor, " n"], wanted: tuple[Tensor, Tensor, Tensor]
+    ) -> Float[Tensor, ""]:
+        """Cross-entropy against what the target says, or the text; `wanted`: labels, `top_ids`, `top_logp`."""
+        tokens, shares = soft_labels(self.objective, *wanted)
+        return soft_cross_entropy(logits, self.head.labels(tokens), shares * weights[:, None])
+
+    def ids(self, outputs: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The token ids that the head's outputs stand for."""
+        return outputs if self.head.tokens is None else self.head.tokens[outputs]
+
+
+def ahead(values: Tensor, by: int, fill: float) -> Tensor:
+    """Of every position of `[batch, tokens, ...]` the value `by` positions on (before, if negative); `fill` where there
+    is none."""
+    moved = values.roll(-by, 1)
+    moved[:, slice(-by, None) if by > 0 else slice(0, -by)] = fill
+    return moved

@@ -1,0 +1,100 @@
+"""`paceline train medusa`: Medusa heads (Cai et al., 2024) of K blocks (KOALA), distilled from the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from paceline.drafters.medusa.head import MedusaHead
+from paceline.registry import require
+from paceline.training.acceptance import COUNTS, draft_counts, figures, tally
+from paceline.training.dataset import IGNORE, Batch
+from paceline.training.frozen import Frozen
+from paceline.training.heads import Drafts, HeadOptions, HeadTask, ahead
+from paceline.training.samples import UNKNOWN
+
+DECAY = 0.8  # a head's weight in the loss, relative to the one before it (Medusa, section 2.2.1)
+RANKS = 10  # of a head's choices, how many have their accuracy measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaOptions(HeadOptions):
+    """Args:
+    heads: how many.
+    vocabulary: their vocabulary layers; see `drafters.medusa.head.MedusaConfig`.
+    """
+
+    heads: int = 4
+    vocabulary: str = "shared"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.heads <= 5, f"heads must lie in 1 .. 5, not {self.heads}")
+
+
+class Medusa(HeadTask):
+    """Head i learns at position t what token t + 2 + i will be: all heads at all positions in one pass."""
+
+    def __init__(self, head: MedusaHead, features: Frozen, objective: str = "distil") -> None:
+        super().__init__(head, features, objective)
+        self.heads = head.config.heads
+        self.counts = COUNTS + self.heads * (RANKS + 1)
+        self.accuracies: list[list[float]] = []  # as measured last
+        shares = torch.tensor([DECAY**i for i in range(self.heads)])
+        self.shares = shares / shares.sum()
+
+    def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
+        return self._drafts(batch)[0]
+
+    def _drafts(self, batch: Batch) -> tuple[Drafts, Int[Tensor, "rows heads"], Int[Tensor, "rows heads k"]]:
+        """The drafts, ordered by position, then by head; and the text and the target's choices there."""
+        labels = self._ahead(batch.labels, IGNORE)
+        rows = labels[..., 0] != IGNORE  # at a text's end other heads have nothing to learn: they weigh nothing
+        wanted = (labels, self._ahead(batch.top_ids, UNKNOWN), self._ahead(batch.top_logp, -torch.inf))
+        labels, top_ids, top_logp = (values[rows] for values in wanted)
+        features = self.features(batch).to(self.head.weight.dtype)
+        seen = features[rows][:, None].expand(-1, self.heads, -1)
+        logits = self.head(features[rows]).flatten(0, 1)
+        weights = ((labels != IGNORE) * self.shares.to(labels.device)).flatten()
+        loss = self.distil(logits, weights, (labels.flatten(), top_ids.flatten(0, 1), top_logp.flatten(0, 1)))
+        truth = self._ahead(features, 0.0)[rows]
+        return Drafts(logits, weights, seen.flatten(0, 1), truth.flatten(0, 1), loss), labels, top_ids
+
+    def _ahead(self, values: Tensor, fill: float) -> Tensor:
+        """`[batch, tokens, ...]` -> `[batch, tokens, heads, ...]`: what is to be known where head i's token follows."""
+        return torch.stack([ahead(values, 1 + i, fill) for i in range(self.heads)], 2)
+
+    def count(self, batch: Batch) -> Float[Tensor, " counts"]:
+        drafts, labels, top_ids = self._drafts(batch)
+        asked = labels != IGNORE
+        ranked = min(RANKS, drafts.logits.shape[1])
+        best = self.ids(drafts.logits.topk(ranked, -1).indices).view(*labels.shape, ranked)
+        right: Bool[Tensor, "rows heads ranks"] = best == labels[..., None]
+        parts = [
+            tally(draft_counts(right[..., 0], asked), best[:, 0, 0], top_ids[:, 0], drafts.loss),
+            nn.functional.pad(right.sum(0), (0, RANKS - ranked)).flatten(),
+            asked.sum(0),
+        ]
+        return torch.cat([part.float() for part in parts])
+
+    def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
+        ranks, asked = counts[COUNTS:].split([self.heads * RANKS, self.heads])
+        self.accuracies = (ranks.view(self.heads, RANKS) / asked.clamp(min=1)[:, None]).tolist()
+        return figures(counts, self.heads)
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        self.head.config = replace(self.head.config, accuracies=self.accuracies)
+        super().save(folder, about)
+
+
+@torch.no_grad()
+def unlike(head: MedusaHead, seed: int) -> None:
+    """Make the K blocks of a head differ a little: where all are zero they learn the same for long."""
+    first = head.weight[:-1]
+    noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(seed))
+    first += 1e-3 * noise.to(first.device)

@@ -1,0 +1,227 @@
+"""Training Medusa and EAGLE heads: they learn, what is measured is what drafts do, and stops change nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from helpers import one_thread  # noqa: F401
+from paceline.drafters.eagle.head import EagleHead
+from paceline.drafters.medusa.head import MedusaHead
+from paceline.errors import CheckpointMismatch, OptionError
+from paceline.targets.target import as_target
+from paceline.training.adversarial import AdversarialOptions
+from paceline.training.assemble import Assembled
+from paceline.training.assemble_heads import eagle, medusa
+from paceline.training.dataset import IGNORE
+from paceline.training.eagle import EagleOptions
+from paceline.training.heads import ahead
+from paceline.training.medusa import RANKS, MedusaOptions
+from paceline.training.rollout import rollout
+from paceline.training.trainer import Report, TrainConfig, Trainer
+from tiny import small_llama
+
+CPU = torch.device("cpu")
+TRAIN = {"epochs": 2, "tokens": 300, "accumulate": 2, "report": 4, "held_back": 4, "lr": 3e-3}
+KINDS: dict[str, tuple[Callable[..., Assembled], Any, Any]] = {
+    "medusa": (medusa, MedusaOptions, MedusaHead),
+    "eagle": (eagle, EagleOptions, EagleHead),
+}
+
+
+def assembled(kind: str, model: Path, data: Path, weight: float = 0.0, **options: Any) -> Assembled:
+    make, kinds, _ = KINDS[kind]
+    adversarial = AdversarialOptions(weight) if weight else None
+    return make(str(model), [data], kinds(**{"vocab": 120, **options}), TrainConfig(**TRAIN), CPU, adversarial)
+
+
+def trainer(made: Assembled, out: Path, resume: bool = False, **options: Any) -> Trainer:
+    config = TrainConfig(**{**TRAIN, **options})
+    return Trainer(made.task, made.data, config, out, Accelerator(cpu=True), settings=made.settings, resume=resume)
+
+
+def curve(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_and_fits_its_model(kind: str, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    made = assembled(kind, tiny_model_dir, tiny_data, layers=2, vocab=None)
+    measured = trainer(made, tmp_path, epochs=6).run()
+    first = curve(tmp_path)[0]
+    assert measured["held_back_loss"] < first["held_back_loss"] - 0.1
+    assert measured["accepted_1"] >= measured["accepted_2"]
+    head = KINDS[kind][2].load(tmp_path, as_target(AutoModelForCausalLM.from_pretrained(tiny_model_dir)))
+    assert head.config.layers == 2
+    assert head.config.trained["measured"] == measured
+    assert made.home.name == "k2"
+    with pytest.raises(CheckpointMismatch):
+        KINDS[kind][2].load(tmp_path, as_target(small_llama(seed=1).float()))
+
+
+def test_medusa_learns_its_own_position(tiny_model_dir: Path, tiny_data: Path) -> None:
+    """Head i at position t is asked for token t + 2 + i, and its choices are ranked as they are used."""
+    made = assembled("medusa", tiny_model_dir, tiny_data, vocab=None)
+    batch = made.data.batch([3, 7])
+    drafts = made.task.drafts(batch)
+    features = made.task.features(batch)
+    logits = made.task.head(features)
+    row, weights = 0, []
+    for text, tokens in enumerate(batch.rows):
+        for t in range(len(tokens)):
+            asked = [t + 1 + i < len(tokens) and batch.labels[text, t + 1 + i] != IGNORE for i in range(4)]
+            for i in range(4) if asked[0] else ():
+                torch.testing.assert_close(drafts.logits[row], logits[text, t, i])
+                assert torch.equal(drafts.seen[row], features[text, t])
+                assert (drafts.weights[row] > 0) == asked[i]
+                if asked[i]:
+                    assert torch.equal(drafts.truth[row], features[text, t + 1 + i])
+                weights.append(float(drafts.weights[row]))
+                row += 1
+    assert row == len(drafts.logits)
+    assert weights[1] / weights[0] == pytest.approx(0.8)
+    with torch.inference_mode():
+        made.task.measure(made.task.count(batch))
+    assert len(made.task.accuracies) == 4
+    for ranks in made.task.accuracies:
+        assert len(ranks) == RANKS
+        assert 0 < sum(ranks) <= 1
+
+
+def test_rollout_is_drafting_token_by_token(tiny_model_dir: Path, tiny_data: Path) -> None:
+    made = assembled("eagle", tiny_model_dir, tiny_data, layers=2)
+    head: EagleHead = made.task.head
+    with torch.no_grad():
+        for index, weight in enumerate(head.parameters()):  # all parts of it in use
+            weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(index))
+        batch = made.data.batch([5])
+        features = made.task.features(batch)[:, :12]
+        ids = batch.ids[:, :12]
+        guesses = list(rollout(head, features, ids, 3))
+        for start in range(2, 8):
+            read = features[:, : start + 1]
+            for n in range(3):
+                want = head(read, ids[:, 1 : start + n + 2])[:, -1]
+                torch.testing.assert_close(guesses[n][:, start + n], want, rtol=1e-4, atol=1e-4)
+                read = torch.cat([read, want[:, None]], 1)
+        torch.testing.assert_close(guesses[0][:, :11], head(features[:, :11], ids[:, 1:]), rtol=1e-4, atol=1e-4)
+
+
+def test_eagle_is_measured_as_it_drafts(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Drafting greedily from every position of a held-back text, on its own features."""
+    made = assembled("eagle", tiny_model_dir, tiny_data, vocab=None)
+    trainer(made, tmp_path, epochs=1).run()
+    head, [index] = made.task.head, [i for i in range(len(made.data)) if made.data.generated[i]][:1]
+    batch = made.data.batch([index])
+    ids, first = batch.ids[0].tolist(), int((batch.labels[0] != IGNORE).nonzero()[0])
+    hits = starts = 0
+    with torch.no_grad():
+        features, counts = made.task.features(batch), made.task.count(batch)
+        for at in range(first - 1, len(ids) - 3):  # where the first token to draft, `at + 2`, is the model's
+            read, text = features[:, : at + 1], ids[: at + 2]
+            for _ in range(2):
+                guess = head(read, torch.tensor([text[1:]]))[:, -1:]
+                read, text = torch.cat([read, guess], 1), [*text, int(head.outputs(guess).argmax())]
+            hits, starts = hits + (text == ids[: at + 4]), starts + 1
+    assert (counts[1], counts[6]) == (hits, starts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_ends_at_the_head(kind: str, tiny_model_dir: Path, tiny_data: Path) -> None:
+    made = assembled(kind, tiny_model_dir, tiny_data, 0.2, layers=2)
+    drafts = made.task.task.drafts(made.data.batch([3, 4]))
+    assert not drafts.seen.requires_grad
+    assert not drafts.truth.requires_grad
+    made.task.loss(made.data.batch([3, 4])).backward()
+    for name, weight in made.task.head.named_parameters():
+        assert weight.grad is not None, name
+
+
+@pytest.mark.parametrize(("kind", "weight"), [("medusa", 0.0), ("eagle", 0.2)])
+def test_resumed_is_uninterrupted(
+    kind: str, weight: float, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    whole = trainer(assembled(kind, tiny_model_dir, tiny_data, weight), tmp_path / "whole")
+    whole.run()
+
+    class Killed(BaseException):
+        pass
+
+    def kill(now: Report) -> None:
+        if now.step == 6:
+            raise Killed
+
+    with pytest.raises(Killed):
+        trainer(assembled(kind, tiny_model_dir, tiny_data, weight), tmp_path / "cut").run(kill)
+    if weight:
+        with pytest.raises(OptionError, match="another adversarial"):
+            trainer(assembled(kind, tiny_model_dir, tiny_data, 0.3), tmp_path / "cut", resume=True)
+    again = trainer(assembled(kind, tiny_model_dir, tiny_data, weight), tmp_path / "cut", resume=True)
+    assert again.step == 4
+    again.run()
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    load = KINDS[kind][2].load
+    ours, theirs = (load(tmp_path / name).state_dict() for name in ("cut", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_two_processes_give_the_curve_of_one(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Adversarially, noise and all, through Accelerate's launcher, over gloo."""
+    command = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", 2, "--num_machines", 1]
+    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", 0]
+    command += ["-m", "paceline", "train", "eagle", "--model", tiny_model_dir, "--data", tiny_data, "--json"]
+    command += ["--vocab", 120, "--adversarial", 0.2, "--steps", 6, "--device", "cpu", "--out", tmp_path / "two"]
+    command += [word for name, value in TRAIN.items() for word in (f"--{name.replace('_', '-')}", value)]
+    two = subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True)
+    trainer(assembled("eagle", tiny_model_dir, tiny_data, 0.2), tmp_path / "one", steps=6).run()
+    told, _ = two.communicate()
+    assert two.returncode == 0
+    assert len(told.splitlines()) == 1  # one process speaks
+    ours, theirs = curve(tmp_path / "one"), curve(tmp_path / "two")
+    assert len(ours) == len(theirs) == 7
+    for a, b in zip(ours, theirs, strict=True):
+        assert a == pytest.approx(b, rel=2e-3, abs=1e-3)
+
+
+def test_ahead() -> None:
+    values = torch.tensor([[1, 2, 3]])
+    assert ahead(values, 1, 0).tolist() == [[2, 3, 0]]
+    assert ahead(values, 0, 0).tolist() == [[1, 2, 3]]
+    assert ahead(values, 5, 0).tolist() == [[0, 0, 0]]
+    assert ahead(values, -2, 0).tolist() == [[0, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        *((kind, {"layers": 0}) for kind in KINDS),
+        *(("medusa", wrong) for wrong in ({"heads": 0}, {"vocab": 0}, {"objective": "x"}, {"max_length": 1})),
+        *(("eagle", wrong) for wrong in ({"noise": -1.0}, {"regression": -1.0}, {"rollout": 0}, {"store_limit": 0.0})),
+    ],
+)
+def test_wrong_options(kind: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        KINDS[kind][1](**wrong)
+
+
+def test_layers_of_another_model_have_other_features(tiny_data: Path, tmp_path: Path) -> None:
+    """The same name, the same tokenizer, other weights: what is stored is not taken for theirs."""
+    from tiny import byte_tokenizer
+
+    def saved(model: LlamaForCausalLM) -> Path:
+        model.float().save_pretrained(tmp_path / "m")
+        byte_tokenizer().save_pretrained(tmp_path / "m")
+        return tmp_path / "m"
+
+    assembled("medusa", saved(small_llama(seed=2)), tiny_data)
+    with pytest.raises(Exception, match="another revision of the model"):
+        assembled("medusa", saved(small_llama(seed=3)), tiny_data)
