@@ -10,7 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from paceline.policies import POLICIES
+from paceline.registry import split_method
+
+Row = dict[str, Any]  # of results.jsonl
 
 COLUMNS = {  # head -> key, format
     "tokens/s": ("tokens_per_s", ".1f"),
@@ -28,15 +33,46 @@ def main() -> None:
     parser.add_argument("--task", default="overall")
     parser.add_argument("--tasks-of", metavar="METRIC")
     options = parser.parse_args()
-    config = json.loads((options.folder / "config.json").read_text())
-    rows = [json.loads(line) for line in (options.folder / "results.jsonl").read_text().splitlines()]
+    config, rows = read(options.folder)
     print(about(config))
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         here = [row for row in rows if row["temperature"] == temperature]
-        print(f"\n{'Greedy' if temperature == 0 else f'Temperature {temperature:g}'}, {here[0]['prompts']} prompts:\n")
+        print(f"\n{named(temperature)}, {here[0]['prompts']} prompts:\n")
         print(overall([row for row in here if row["task"] == options.task]))
         if options.tasks_of:
             print(f"\n`{options.tasks_of}` by task:\n\n{by_task(here, options.tasks_of)}")
+
+
+def read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
+    """The config and the results of a run that is complete."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        return config, [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    except OSError as error:
+        raise SystemExit(f"{folder} has no complete results of paceline bench: {error.strerror}") from error
+
+
+class Method(NamedTuple):
+    """A method as the benchmark names it: the drafter with its options, the policy's name and options."""
+
+    drafter: str
+    policy: str = ""
+    options: dict[str, Any] = {}  # noqa: RUF012  # never changed
+
+    @classmethod
+    def of(cls, name: str) -> Method:
+        drafter, policy = split_method(name, POLICIES.__contains__)
+        if policy is None:
+            return cls(drafter)
+        return cls(drafter, policy.partition(":")[0], POLICIES.parse(policy).options)
+
+    def option(self, name: str) -> Any:
+        """The policy's: as given, or else its default."""
+        return self.options.get(name, POLICIES.options(self.policy)[name].default)
+
+
+def named(temperature: float) -> str:
+    return "Greedy" if temperature == 0 else f"Temperature {temperature:g}"
 
 
 def about(config: dict[str, Any]) -> str:
