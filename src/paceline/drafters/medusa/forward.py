@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ class Forward:
         first, *rest = head.weight.detach()
         self.first = fast_linear(first.flatten(0, 1), head.bias.detach()[0].flatten())
         self.rest = [(w.mT.contiguous(), b[:, None]) for w, b in zip(rest, head.bias.detach()[1:], strict=True)]
+        self.outputs: list[Callable[[Tensor], Tensor]]
         if head.config.vocabulary == OF_TARGET and head.tokens is None:
             self.outputs = [target.logits]
         else:
