@@ -1,12 +1,12 @@
 # One virtual environment, .venv: every target builds what it needs of it, and only once.
-#   make demo | test | lint | format | venv | dev | clean
+#   make demo | test | test-vllm | lint | format | venv | dev | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -c constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint format venv dev clean
+.PHONY: demo test test-vllm lint format venv dev clean
 
 demo: $(VENV)/.runtime
 	@echo "An edit, where much of the answer stands in the prompt: what prompt lookup is good at. Other prompts gain less."
@@ -14,6 +14,9 @@ demo: $(VENV)/.runtime
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+test-vllm: $(VENV)/.runtime  ## serves exported heads in vLLM, in an environment of its own (docs/vllm.md)
+	$(BIN)/python tests/vllm/check.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
