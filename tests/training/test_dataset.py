@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from helpers import one_thread  # noqa: F401
 from paceline.errors import DataError
@@ -86,7 +90,7 @@ def test_errors(tiny_data: Path, tmp_path: Path) -> None:
         Dataset(tiny_data, tokenizer="another")
     facts = json.loads((tiny_data / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps(facts))
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="is missing"):
         Dataset(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps(facts | {"shards": {}}))
     with pytest.raises(DataError, match="no samples to learn from"):
@@ -108,3 +112,53 @@ def test_folders_together(tiny_data: Path, tmp_path: Path) -> None:
     (other / "manifest.json").write_text(json.dumps(facts))
     with pytest.raises(DataError, match="another number of likeliest tokens"):
         Dataset(tiny_data, other)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"mask": lambda mask: mask[:-3].clone()},
+        {"ids": lambda ids: ids.float()},
+        {"ids": lambda ids: ids - 300},
+        {"offsets": lambda offsets: offsets + 1},
+        {"offsets": lambda offsets: offsets.flip(0)},
+        {"top_ids": lambda top: top[:, 0].clone()},
+        {"more": lambda _: torch.zeros(3)},
+    ],
+)
+def test_shards_that_are_none(tiny_data: Path, tmp_path: Path, damage: dict[str, Any]) -> None:
+    shutil.copytree(tiny_data, tmp_path / "d", ignore=shutil.ignore_patterns("*.f16"))
+    path = sorted((tmp_path / "d").glob("samples-*"))[0]
+    columns = load_file(path)
+    [(name, change)] = damage.items()
+    save_file(columns | {name: change(columns.get(name))}, path)
+    with pytest.raises(DataError, match=r"samples-00000\.safetensors is not a shard"):
+        Dataset(tmp_path / "d")
+
+
+def test_tokens_that_the_model_does_not_know(tiny_data: Path) -> None:
+    with pytest.raises(DataError, match="tokens that the model does not know"):
+        Dataset(tiny_data).frequencies(100)
+
+
+@pytest.mark.parametrize("text", ["junk", "[]", "{}", '{"format": 1}', '{"format": 1, "made": {}}'])
+def test_manifests_that_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(DataError, match="not the manifest"):
+        Dataset(tmp_path)
+
+
+def test_what_is_held_back(tiny_data: Path) -> None:
+    """At least one sample, however few there are; of the model's own where there are such."""
+    data = Dataset(tiny_data)
+    everything = data.where, data.generated
+    for count, held_back in ((5, 1), (2, 1), (40, 4)):
+        data.where, data.generated = everything[0][:count], everything[1][:count]
+        train, held = data.split(64, seed=1)
+        assert (len(train), len(held)) == (count - held_back, held_back)
+        assert all(data.generated[held]) or not any(data.generated)
+        data.generated = np.zeros(count, dtype=bool)
+        assert len(data.split(64, seed=1)[1]) == held_back
+    data.where = everything[0][:1]
+    with pytest.raises(DataError, match="a single sample"):
+        data.split(64, seed=1)

@@ -86,10 +86,15 @@ class Dataset:
         return len(self.where)
 
     def split(self, held_back: int, seed: int) -> tuple[list[int], list[int]]:
-        """Samples to train on, and `held_back` generated ones (at most a tenth of all) to measure on."""
+        """Samples to train on, and `held_back` (at most a tenth of all) to measure on: generated ones if there are any.
+
+        Raises DataError where there are not enough for both.
+        """
+        if len(self) < 2:
+            raise DataError(f"{self.folders[0]} has a single sample: none to train on beside the one to measure on")
         order = np.random.default_rng(seed).permutation(len(self)).tolist()
-        count = min(held_back, len(self) // 10)
-        held = [index for index in order if self.generated[index]][:count]
+        count = min(held_back, max(1, len(self) // 10))
+        held = ([index for index in order if self.generated[index]] or order)[:count]
         return sorted(set(order).difference(held)), held
 
     def batches(self, samples: Sequence[int], tokens: int, seed: tuple[int, ...] | None) -> list[list[int]]:
@@ -133,9 +138,14 @@ class Dataset:
 
     def frequencies(self, vocab: int) -> Float[Tensor, " vocab"]:
         """How often each token is to be expected: by the target's own probabilities where they are known, which tell
-        more of rare tokens than the text does."""
+        more of rare tokens than the text does.
+
+        Raises DataError where tokens are not below `vocab`.
+        """
         counts = torch.zeros(vocab, dtype=torch.double)
-        for shard in self.shards:
+        for path, shard in zip(self.paths, self.shards, strict=True):
+            if any(column.numel() and int(column.max()) >= vocab for column in (shard.ids, shard.top_ids)):
+                raise DataError(f"{path} is damaged: it has tokens that the model does not know")
             known = (shard.top_ids != UNKNOWN).any(1)
             counts += torch.bincount(shard.ids[(shard.mask != PROMPT) & ~known].long(), minlength=vocab)
             p = shard.top_logp[known].double().softmax(1)

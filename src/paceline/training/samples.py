@@ -23,6 +23,15 @@ FORMAT = 1
 PROMPT, GENERATED, OPEN = 0, 1, 2  # values of the mask: not learnt; learnt, as the model wrote it or as open text
 UNKNOWN = -1  # in `top_ids`: nobody asked the model at this position
 
+#: Of a shard, with their dtypes.
+COLUMNS = {
+    "ids": torch.int32,
+    "mask": torch.uint8,
+    "offsets": torch.int64,
+    "top_ids": torch.int32,
+    "top_logp": torch.float16,
+}
+
 
 @dataclass
 class Sample:
@@ -72,12 +81,25 @@ class Shard(NamedTuple):
     @classmethod
     def load(cls, path: Path) -> Shard:
         """Raises DataError when the file is missing or damaged."""
+        if not path.is_file():
+            raise DataError(f"{path} is missing: give the command again that made the data")
         try:
-            return cls(**load_file(path))
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from error
-        except (SafetensorError, TypeError) as error:
+            columns = load_file(path)
+        except (OSError, SafetensorError) as error:
             raise DataError(f"{path} is not a shard of training data: {' '.join(str(error).split())}") from error
+        if {name: column.dtype for name, column in columns.items()} != COLUMNS or not (shard := cls(**columns))._fits():
+            raise DataError(
+                f"{path} is not a shard of training data: it holds something else, or parts that do not fit"
+            )
+        return shard
+
+    def _fits(self) -> bool:
+        """Whether the columns go together, and every sample lies within them."""
+        count, offsets = len(self.ids), self.offsets
+        alike = {len(column) for column in (self.mask, self.top_ids, self.top_logp)} <= {count}
+        ordered = len(offsets) > 0 and int(offsets[0]) == 0 and int(offsets[-1]) == count
+        flat = [column.dim() for column in self] == [1, 1, 1, 2, 2]
+        return flat and alike and ordered and bool((offsets.diff() >= 0).all()) and bool((self.ids >= 0).all())
 
     def samples(self) -> list[tuple[list[int], list[int]]]:
         """Ids and mask of each sample."""
@@ -146,6 +168,8 @@ class Manifest:
             facts = json.loads(self.path.read_text(encoding="utf-8"))
             if facts["format"] != FORMAT:
                 raise DataError(f"{self.path} is of another version of paceline")
+            if not {"made", "shards", "totals"} <= facts.keys():
+                raise DataError(f"{self.path} is not the manifest of training data")
         except OSError as error:
             raise DataError(f"there is no training data in {self.path.parent}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
