@@ -158,15 +158,39 @@ def test_early_exit(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Pat
     assert len(json.loads(out.out)["tokens"]) <= 8
 
 
+def test_heads_share_features(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    made = run("train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", "-n", 16, "-b", 8)
+    assert made.code == 0, made.err
+    for kind, options in (("medusa", ["--adversarial", 0.1]), ("eagle", ["-K", 2])):
+        command = ["train", kind, "-m", tiny_model_dir, "--data", tmp_path / "d", "--device", "cpu", *options]
+        trained = run(*command, "--out", tmp_path / kind, "--steps", 1, "--vocab", 100)
+        assert trained.code == 0, trained.err
+        assert "trained (" in trained.err
+        assert trained.out.startswith("accepted 0.")
+        assert (tmp_path / kind / f"{kind}.json").exists()
+    assert len(list((tmp_path / "d" / "features").iterdir())) == 1
+
+
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [([], "no training data"), (["--lr", 0], "lr must be > 0"), (["--device", "cuda"], "no CUDA device")],
+    ("kind", "options", "says"),
+    [
+        ("early-exit", [], "no training data"),
+        ("early-exit", ["--lr", 0], "lr must be > 0"),
+        ("early-exit", ["--device", "cuda"], "no CUDA device"),
+        ("medusa", [], "no training data"),
+        ("medusa", ["--layers", 0], "K = 1 layer or more"),
+        ("eagle", ["--layers", 0], "K = 1 layer or more"),
+        ("eagle", ["--adversarial", -0.1], "adversarial must be >= 0, not -0.1"),
+        ("eagle", ["--adversarial", 0.1, "--discriminator-layers", 0], "discriminator-layers must be >= 1"),
+    ],
 )
-def test_early_exit_errors(run: Run, tiny_model_dir: Path, tmp_path: Path, options: list[object], says: str) -> None:
+def test_training_errors(
+    run: Run, tiny_model_dir: Path, tmp_path: Path, kind: str, options: list[object], says: str
+) -> None:
     if "cuda" in options and torch.cuda.is_available():
         pytest.skip("there is one here")
     words = ["--device", "cpu", *options] if "--device" not in options else options
-    result = run("train", "early-exit", "-m", tiny_model_dir, "--data", tmp_path, "--out", tmp_path / "h", *words)
+    result = run("train", kind, "-m", tiny_model_dir, "--data", tmp_path, "--out", tmp_path / "h", *words)
     assert result.code == 1
     assert says in result.err
     assert len(result.err.strip().splitlines()) == 1

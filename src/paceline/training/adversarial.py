@@ -109,7 +109,8 @@ class Adversarial(Task):
         self.counts = task.counts + 4
         self._module = nn.ModuleDict({"head": task.module, "discriminator": discriminator})
         # Measurements in a row at equilibrium, once the discriminator has been better than that; before, -1.
-        self._module.register_buffer("level", torch.tensor(-1))
+        self._level = torch.tensor(-1)
+        self._module.register_buffer("level", self._level)
         self._low = 0
 
     @property
@@ -177,7 +178,7 @@ class Adversarial(Task):
 
     def ends(self, measured: dict[str, float]) -> bool:
         """At equilibrium, where the discriminator's accuracy has come back to about 1/2."""
-        level: Tensor = self._module.level
+        level = self._level
         if measured:
             distance = abs(measured["discriminator_accuracy"] - 0.5)
             if distance > KNOWS:

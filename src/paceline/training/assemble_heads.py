@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.drafters.eagle.head import EagleHead
@@ -26,6 +26,7 @@ from paceline.training.features import FeatureStore
 from paceline.training.frozen import Frozen, FrozenLayers
 from paceline.training.heads import HeadOptions, HeadTask
 from paceline.training.medusa import Medusa, MedusaOptions, unlike
+from paceline.training.task import Task
 from paceline.training.trainer import TrainConfig
 
 Told = Callable[[int, int], None]
@@ -127,20 +128,22 @@ def _assembled(
     dtype = torch.float32 if device.type == "cpu" else setting.dtype
     head.to(device)
     matrix, embeddings = (
-        _rows(part.weight, head, device) for part in (model.get_output_embeddings(), model.get_input_embeddings())
+        _rows(part, head, device) for part in (model.get_output_embeddings(), model.get_input_embeddings())
     )
-    layers = FrozenLayers(fast(model.to(device, dtype), setting.tokenizer, tier))
+    layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), setting.tokenizer, tier))
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, told) if config.stored else layers
-    made: HeadTask | Adversarial = task(features)
+    learner: Task
+    made = learner = task(features)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     if adversarial:
         discriminator = Discriminator(adversarial.form, adversarial.layers, embeddings, training.seed).to(device)
-        made = Adversarial(made, discriminator, matrix, adversarial)
+        learner = Adversarial(made, discriminator, matrix, adversarial)
         settings["adversarial"] = asdict(adversarial)
-    loaded = setting.total + parameters(made.module)
-    return Assembled(made, data, home, settings, loaded, setting.total)
+    loaded = setting.total + parameters(learner.module)
+    return Assembled(learner, data, home, settings, loaded, setting.total)
 
 
-def _rows(matrix: Tensor, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:
-    rows = matrix.detach() if head.tokens is None else matrix.detach()[head.tokens.to(matrix.device)]
+def _rows(part: Any, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:
+    rows = part.weight.detach()
+    rows = rows if head.tokens is None else rows[head.tokens.to(rows.device)]
     return rows.float().to(device, copy=True)

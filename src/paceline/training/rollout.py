@@ -27,6 +27,7 @@ def rollout(
         features: of the target. Texts are padded at their ends.
         ids: of the same positions.
     """
+    assert head.embedding is not None  # heads to train know their target
     followed = torch.nn.functional.embedding(ahead(ids, 1, 0), head.embedding).to(features.dtype)
     cache, size = DynamicCache(), ids.shape[1]
     at = torch.arange(size, device=ids.device)
