@@ -1,0 +1,179 @@
+"""Ablations of EESD: what heads trained otherwise are accepted for, and what policies make of one head.
+
+    python benchmarks/early_exit_ablations.py heads --data DATA --text FILE … --out DIR [--only NAME …] [-- OPTION …]
+    python benchmarks/early_exit_ablations.py policies --answers FILE [--drafter early-exit] [--cost C]
+
+`heads` trains a head for each row, all alike but for what the row says (what stands behind `--` goes to `paceline train
+early-exit`), and measures them on the same held-back samples of DATA. The row "open text only" learns as many tokens of
+the files of `--text`, none of them the model's own. A command that was stopped goes on where it was; what is done is
+only read. `policies` replays answers (`trigram_answers.py`) under each policy, so that all draft for the same text; its
+speedup is what equation 14 predicts for a drafted token that costs C target passes (default: as measured here).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from table import markdown, shown
+
+import paceline
+from paceline.bench.metrics import harmonic_mean
+from paceline.decoding.replay import replay
+from paceline.drafters.corpora import tokenizer_of
+from paceline.drafters.costs import step_cost
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.policies import POLICIES
+from paceline.targets import load_target
+from paceline.targets.store import sha256
+from paceline.training.acceptance import CHAIN
+from paceline.training.data import OpenText
+from paceline.training.dataset import Dataset
+from paceline.training.early_exit import EarlyExit
+from paceline.training.frozen import FrozenLayers
+from paceline.training.samples import Manifest, shard_name, write_shard
+from paceline.training.self_distill import DistillConfig
+
+BAR = Console(stderr=True)
+BASE, OPEN = "base", "open text only"  # the row that the others differ from by one thing each
+HEADS: dict[str, dict[str, int]] = {
+    BASE: {},
+    OPEN: {},
+    **{f"N = {n}": {"layers": n} for n in range(1, 7)},
+    **{f"{count} exit layers": {"exit-layers": count} for count in range(6)},
+}
+RULES = (
+    "fixed:k=3",
+    "fixed:k=5",
+    "fixed:k=10",  # "without Thompson sampling" in the paper
+    "beta-ts",
+    "beta-ts:literal=true",
+    "cali-ts",
+    "cali-ts:literal=true",
+    "cali-ts:predict=false",  # without model prediction
+    "cali-ts:calibrate=false",  # without sampling prediction
+    "beta-ts:cost=auto",
+    "cali-ts:cost=auto",
+)
+
+
+# -- heads ---------------------------------------------------------------------------------------------------------
+def heads(args: argparse.Namespace) -> None:
+    same = {"layers": args.layers, "exit-layers": args.exit_layers}
+    names = args.only or [name for name, other in HEADS.items() if not other or other.items() - same.items()]
+    for name in names:
+        folder = args.out / name.replace(" ", "-")
+        data = open_text(args) if name == OPEN else args.data
+        if not is_done(folder):
+            print(f"\n{name}:", file=sys.stderr, flush=True)
+            options = same | HEADS[name]
+            words = [f"--{key}={value}" for key, value in options.items()]
+            command = [sys.executable, "-m", "paceline", "train", "early-exit", "--resume", "--model", args.model]
+            if subprocess.call([*command, "--data", str(data), "--out", str(folder), *words, *args.options]):
+                sys.exit(f"{name} could not be trained")
+    print(f"base: N = {args.layers}, exit layers {args.exit_layers}\n\n{table(args, names)}")
+
+
+def is_done(folder: Path) -> bool:
+    path = folder / "early-exit.json"
+    trained = json.loads(path.read_text())["trained"] if path.exists() else {"step": 0, "steps": 1}
+    return trained["step"] == trained["steps"]
+
+
+def open_text(args: argparse.Namespace) -> Path:
+    """A folder of training data with as many tokens to learn as `--data` has, all from the files of `--text`."""
+    folder, facts = args.out / "open-text", Manifest(args.data).read()
+    manifest = Manifest(folder)
+    manifest.open({**facts["made"], "prompts": {}, "text": {path.name: sha256(path) for path in args.text}})
+    if not (folder / shard_name(0)).exists():
+        owner: Any = SimpleNamespace(tokenizer=tokenizer_of(args.model)[0])
+        config = DistillConfig(max_length=facts["made"]["max_length"])
+        samples = OpenText(args.text, owner, config).samples(0, facts["totals"]["trained"])
+        learnt = sum(len(sample.ids) - 1 for sample in samples)
+        counts = dict.fromkeys(facts["totals"], 0) | {"samples": len(samples), "trained": learnt}
+        write_shard(folder, 0, samples, facts["made"]["top"], counts)
+        manifest.add(shard_name(0), counts)
+    return folder
+
+
+@torch.inference_mode()
+def table(args: argparse.Namespace, names: list[str]) -> str:
+    """Simulated acceptance on held-back samples of `--data`."""
+    target, data = load_target(args.model), Dataset(args.data)
+    held_back = data.batches(data.split(args.held_back, 0)[1], 2048, None)
+    chain = [f"accepted {n}" for n in range(1, CHAIN + 1)]
+    lines = [["head", *chain, "tokens a pass at K = 5", "loss", "trained parameters"]]
+    for name in track(names, "measuring", console=BAR):
+        head = ExitHead.load(args.out / name.replace(" ", "-"), target)
+        task = EarlyExit(head, FrozenLayers(target, head.config.start), "distil")
+        counts = torch.stack([task.count(data.batch(samples).to(target.device)) for samples in held_back]).sum(0)
+        found = task.measure(counts)
+        accepted = [found[f"accepted_{n}"] for n in range(1, CHAIN + 1)]
+        figures = [f"{value:.3f}" for value in accepted] + [
+            f"{1 + sum(accepted):.2f}",
+            f"{found['held_back_loss']:.3f}",
+        ]
+        lines.append([name, *figures, f"{head.parameter_counts()['total']:,}"])
+    return markdown(lines)
+
+
+# -- policies ------------------------------------------------------------------------------------------------------
+def policies(args: argparse.Namespace) -> None:
+    answers = [json.loads(line) for line in args.answers.read_text().splitlines()][: args.limit]
+    llm = paceline.load(args.model, drafter=args.drafter, tier=args.tier)
+    cost = step_cost(llm.drafter) if args.cost is None else args.cost
+    lines = [["policy", "tau", "v_d", "r_d", "HM", "drafted a round", f"speedup at alpha = {cost:.3f}"]]
+    for rule in args.rule or RULES:
+        spec, drafted, accepted, tokens, rounds = POLICIES.parse(rule), 0, 0, 0, 0
+        for seed, answer in enumerate(track(answers, rule, console=BAR)):
+            stats = replay(llm.drafter, answer["prompt"], answer["output"], spec.build(), target=llm.target, seed=seed)
+            drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
+            tokens, rounds = tokens + stats.tokens, rounds + len(stats.rounds)
+        v_d, r_d = accepted / drafted if drafted else None, accepted / tokens
+        figures = [f"{tokens / rounds:.2f}", shown(v_d, ".2f"), f"{r_d:.2f}", f"{harmonic_mean(v_d or 0.0, r_d):.1f}"]
+        lines.append([f"`{rule}`", *figures, f"{drafted / rounds:.2f}", f"{tokens / (rounds + cost * drafted):.2f}"])
+    print(markdown(lines))
+
+
+def main() -> None:
+    words, options = sys.argv[1:], list[str]()
+    if "--" in words:
+        words, options = words[: words.index("--")], words[words.index("--") + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    trained, replayed = commands.add_parser("heads"), commands.add_parser("policies")
+    for command in (trained, replayed):
+        command.add_argument("--model", default="smollm2-135m")
+    trained.add_argument("--data", type=Path, required=True, help="folder of paceline train data")
+    trained.add_argument("--text", type=Path, nargs="+", default=[], help="open text")
+    trained.add_argument("--out", type=Path, required=True, help="a folder for every head")
+    trained.add_argument("--layers", type=int, default=4, help="N of the base")
+    trained.add_argument("--exit-layers", type=int, default=1, help="of the base")
+    trained.add_argument("--only", nargs="+", choices=list(HEADS), metavar="NAME", help=f"of {', '.join(HEADS)}")
+    trained.add_argument("--held-back", type=int, default=64, help="samples to measure on, and not to train on")
+    replayed.add_argument("--answers", type=Path, required=True)
+    replayed.add_argument("--drafter", default="early-exit")
+    replayed.add_argument("--rule", nargs="+", help="policies; default those of the paper's ablations")
+    replayed.add_argument("--cost", type=float, help="of a drafted token, in target passes")
+    replayed.add_argument("--limit", type=int, help="first answers only")
+    replayed.add_argument("--tier", default="native")
+    args = parser.parse_args(words)
+    if args.command == "policies":
+        policies(args)
+        return
+    if OPEN in (args.only or HEADS) and not args.text:
+        parser.error(f"'{OPEN}' needs --text")
+    args.options = [f"--held-back={args.held_back}", *options]
+    heads(args)
+
+
+if __name__ == "__main__":
+    main()
