@@ -40,12 +40,12 @@ class Forward:
         """Of the target's last hidden states, before its final norm."""
         features = self.target.features(hidden)
         blocks = functional.silu(self.first(features)).view(len(features), self.heads, -1)
-        states = (features[:, None] + blocks).transpose(0, 1)
+        by_head = (features[:, None] + blocks).transpose(0, 1).contiguous()
         for weight, bias in self.rest:
-            states = states + functional.silu(torch.baddbmm(bias, states, weight))
-        states = states.transpose(0, 1).contiguous()
+            by_head = by_head + functional.silu(torch.baddbmm(bias, by_head, weight))
+        states = by_head.transpose(0, 1)
         if len(self.outputs) == 1:
             logits = self.outputs[0](states.flatten(0, 1)).view(*states.shape[:2], -1)
         else:
-            logits = torch.stack([output(states[:, i]) for i, output in enumerate(self.outputs)], 1)
+            logits = torch.stack([output(rows) for output, rows in zip(self.outputs, by_head, strict=True)], 1)
         return Guesses(states, logits)
