@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import paceline
 import predictor_files
+from drafters.test_eagle_head import noisy as eagle_head
 from helpers import Oracle, hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline import DRAFTERS, LLM, POLICIES
 from paceline.decoding.request import VERIFIERS
@@ -28,9 +29,13 @@ OPTIONS: dict[str, Callable[[Path], str]] = {
     "draft-model": lambda folder: f":model={folder}",
     "early-exit": lambda folder: f":head={folder / 'exit'}",
     "medusa": lambda folder: f":head={folder / 'medusa'}",
+    "eagle": lambda folder: f":head={folder / 'eagle'}",
     "rest": lambda folder: f":datastore={datastore(folder / 'rest')}",
     "merge": lambda folder: f":drafters=draft-model;model={folder}|suffix|trigram;budget=8|lookahead;level=3;budget=8",
 }
+
+#: Of these, drafters that come with all they need for the default model.
+SHIPPED = ("early-exit",)
 
 #: Drafters that work on the target's own cache, merged with others and with one another.
 MERGES: dict[str, Callable[[Path], str]] = {
@@ -51,7 +56,7 @@ def datastore(folder: Path) -> Path:
 #: Policies that cannot do without a predictor get one that says now this, now that.
 TRAINED = ("specdec++", "disco")
 #: Drafters that show hidden states, and policies that look at them: the others refuse these.
-SHOW_HIDDEN = ("draft-model", "layer-skip", "early-exit", "medusa")
+SHOW_HIDDEN = ("draft-model", "layer-skip", "early-exit", "medusa", "eagle")
 READ_HIDDEN = ("specdec++",)
 
 RUNS = [
@@ -82,6 +87,7 @@ class World:
         perturbed(head, noise=0.05).save(folder / "exit")
         medusa = MedusaHead.from_target(self.model, heads=3, layers=2, tokens=range(240))
         perturbed(medusa, noise=0.05).save(folder / "medusa")
+        eagle_head(self.model, 2, tokens=range(240)).save(folder / "eagle")
         self.predictors = predictor_files.write(folder)
         self.plain = paceline.load(self.model, drafter="none", tokenizer=byte_tokenizer())
         self.made: dict[str, LLM] = {}
@@ -308,7 +314,7 @@ def default_truth(default: LLM) -> list[list[int]]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name not in OPTIONS])
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name not in OPTIONS or name in SHIPPED])
 def test_default_model(default: LLM, default_truth: list[list[int]], drafter: str) -> None:
     """Greedy in float32, in a batch: what plain decoding gives for each prompt alone."""
     outputs = default.method(drafter).generate(TEXTS, max_new_tokens=24)

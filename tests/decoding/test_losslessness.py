@@ -23,6 +23,8 @@ from paceline.drafters import DRAFTERS
 from paceline.drafters.base import AutoregressiveDrafter, Drafter
 from paceline.drafters.datastore import Datastore
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.eagle.drafter import Eagle
+from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.drafter import EarlyExit
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.layer_skip import LayerSkip
@@ -272,6 +274,7 @@ def drafter_model() -> BlockTarget:
 MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
     "draft-model": lambda target, other: DraftModel(target, model=other),
     "early-exit": lambda target, _: early_exit(target),
+    "eagle": lambda target, _: Eagle(target, head=EagleHead.from_target(target.model, 1, tokens=range(6))),
     "medusa": lambda target, _: Medusa(target, head=MedusaHead.from_target(target.model, heads=2, tokens=range(6))),
     "lookahead": lambda target, _: Lookahead(target, level=2, budget=30),  # three tokens are too short for more
     "rest": lambda target, _: Rest(target, datastore=datastore(), shortest=1, budget=5),

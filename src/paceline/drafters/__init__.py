@@ -18,6 +18,7 @@ DRAFTERS = Registry(
         "draft-model": "paceline.drafters.draft_model:DraftModel",
         "early-exit": "paceline.drafters.early_exit.drafter:EarlyExit",
         "medusa": "paceline.drafters.medusa.drafter:Medusa",
+        "eagle": "paceline.drafters.eagle.drafter:Eagle",
         "layer-skip": "paceline.drafters.layer_skip:LayerSkip",
         "trigram": "paceline.drafters.trigram.drafter:Trigram",
     },

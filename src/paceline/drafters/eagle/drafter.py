@@ -1,0 +1,154 @@
+"""EAGLE (Li et al., 2024), with EAGLE-2's trees (Li et al., 2024) and KOALA's K layers (Zhang et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.drafters.base import AutoregressiveDrafter, Row, Step
+from paceline.drafters.budget import AUTO, Budget
+from paceline.drafters.costs import costs_of
+from paceline.drafters.eagle.forward import Forward
+from paceline.drafters.eagle.head import EagleHead
+from paceline.drafters.eagle.tree import DynamicTree
+from paceline.drafters.heads import with_blocks
+from paceline.drafters.tree import TokenTree, tree_span
+from paceline.drafters.tree_drafter import most_nodes
+from paceline.registry import require
+from paceline.targets.cache import KVCache
+from paceline.targets.span import Span
+from paceline.targets.target import PassOutput, Target
+
+
+@dataclass
+class Drafting:
+    """A request's state.
+
+    Attributes:
+        waiting: see `Forward`.
+        budget: chooses how much of a tree is verified; None: that is fixed.
+        length: tokens when it was last drafted for.
+    """
+
+    waiting: list[Tensor]
+    budget: Budget | None
+    length: int = 0
+
+
+class Eagle(AutoregressiveDrafter):
+    """A small decoder guesses the target's next hidden state from the last one and the token that was chosen from it;
+    the target's output matrix makes tokens of it. Of accepted tokens it then reads the target's own hidden states.
+
+    Args:
+        head: folder of an EAGLE head, or (from Python) an `EagleHead`, which is taken over; "auto": the one trained on
+            this machine for this model, or else one that comes with paceline.
+        k: layers of the head that "auto" looks for; None: any number.
+        tree: 1: a chain. Above: the likeliest `tree` nodes of each level are drafted from, and the likeliest `tree`
+            tokens behind each are candidates; chosen, not drawn, even where the output is sampled.
+        budget: most nodes of a tree, the likeliest candidates of all levels; "auto": as many as pay on this machine.
+    """
+
+    source = "eagle"
+
+    def __init__(
+        self, target: Target, *, head: str = AUTO, k: int | None = None, tree: int = 1, budget: int | str = AUTO
+    ) -> None:
+        super().__init__(target)
+        require(tree >= 1, f"eagle: tree must be >= 1, not {tree}")
+        require(k is None or k >= 1, f"eagle: a head has k = 1 layer or more, not {k}")
+        self.auto, self.most = budget == AUTO, most_nodes(budget, target)
+        made, self.folder = EagleHead.take(head, with_blocks(target, self.source), layers=k)
+        self.tokens = made.tokens
+        self.tree = min(tree, target.vocab_size if made.tokens is None else len(made.tokens))
+        self.taps = (target.num_layers,)
+        self.hidden_width = target.config.hidden_size
+        self.forward = Forward(made, target)
+        self._features: Tensor  # guessed at the nodes that were drafted from last
+
+    @property
+    def predictors(self) -> tuple[Path, ...]:
+        return (*super().predictors, *([self.folder] if self.folder else []))
+
+    def max_nodes(self, depth: int) -> int:
+        # The head's own cache is as large as the target's, and keeps all nodes that it drafts from.
+        return depth if self.tree == 1 else max(self.most, self.tree * depth)
+
+    def start(self, cache: KVCache) -> None:
+        self.forward.start(cache.batch, cache.capacity)
+
+    def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
+        budget = Budget(costs_of(self.target)) if self.auto and self.tree > 1 else None
+        row.state = Drafting([hidden[self.target.num_layers]], budget)
+        self.forward.begin(row)
+
+    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        state: Drafting = row.state
+        state.waiting.append(out.taps[self.target.num_layers][path])
+        if state.budget:
+            state.budget.observe(row.ids[state.length :])
+
+    def move(self, source: int, target: int) -> None:
+        self.forward.cache.move(source, target)
+
+    # -- drafting --------------------------------------------------------------------------------------------------
+    @torch.inference_mode()
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        return super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
+
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
+        if depth == 0:
+            self._features = self.forward.roots(rows)
+        else:
+            # A row that stopped has its last token run again further behind, where nothing sees it.
+            ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
+            span = Span(ids, self.forward.starts(len(rows)), offset=depth)
+            self._features = self.forward.nodes(self._features[:, None], span)[:, 0]
+        return Step(self.forward.logits(self._features), self._features)
+
+    def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
+        trees = [DynamicTree(row.ids[-1], self.tree, self.most) for row in rows]
+        growing = [row for row in rows if row.room > 0 and row.policy.more(0)]
+        depth, first = 0, 0
+        while growing:
+            # All rows go on by as many nodes at a time: those of a row that stopped are padding.
+            stop = first + len(trees[growing[0].slot].newest)
+            self._features = self._expand(rows, trees, first, stop)
+            logits = self.forward.logits(self._features)
+            growing = [row for row in growing if self._grow(row, trees[row.slot], logits[row.slot], depth, len(rows))]
+            depth, first = depth + 1, stop
+        return [self._chosen(row, trees[row.slot], len(rows)) for row in rows]
+
+    def _expand(
+        self, rows: Sequence[Row], trees: Sequence[DynamicTree], first: int, stop: int
+    ) -> Float[Tensor, "batch width hidden"]:
+        """The features guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
+        if first == 0:
+            return self.forward.roots(rows)[:, None]
+        width = stop - first
+        origins = [tree.origins if len(tree.origins) == width else [0] * width for tree in trees]
+        read = self._features[torch.arange(len(rows))[:, None], origins]
+        span = tree_span([tree.expanded for tree in trees], self.forward.starts(len(rows)), self.target.device)
+        return self.forward.nodes(read, span.part(first, stop))
+
+    def _grow(self, row: Row, tree: DynamicTree, logits: Float[Tensor, "width tokens"], depth: int, rows: int) -> bool:
+        """Add a level of candidates unless the policy stops; True if the row wants yet another."""
+        path = [tree.expanded.tokens[node] for node in tree.expanded.path(tree.newest[0])[1:]]
+        q = row.distribution(self.widen(logits[0]), path) if row.policy.reads_q else None
+        if not row.policy.keep(q, depth, self._features[row.slot, 0]):
+            return False
+        logps, at = logits.log_softmax(-1).topk(self.tree)
+        tree.propose((at if self.tokens is None else self.tokens[at]).tolist(), logps.tolist())
+        budget: Budget | None = row.state.budget
+        if depth + 1 == row.room or not row.policy.more(depth + 1):
+            return False
+        return tree.descend(budget.least(rows) if budget else 0.0)
+
+    def _chosen(self, row: Row, grown: DynamicTree, rows: int) -> TokenTree:
+        state: Drafting = row.state
+        state.length, tree = len(row.ids), grown.tree(self.source)
+        return state.budget.choose(tree, rows) if state.budget else tree
