@@ -26,6 +26,7 @@ from paceline.training.features import FeatureStore
 from paceline.training.frozen import Frozen, FrozenLayers
 from paceline.training.heads import HeadOptions, HeadTask
 from paceline.training.medusa import Medusa, MedusaOptions, unlike
+from paceline.training.start import fit_eagle, fit_medusa
 from paceline.training.task import Task
 from paceline.training.trainer import TrainConfig
 
@@ -67,6 +68,7 @@ def medusa(
     return _assembled(
         setting,
         head,
+        fit_medusa,
         lambda features: Medusa(head, features, config.objective),
         config,
         training,
@@ -93,6 +95,7 @@ def eagle(
     return _assembled(
         setting,
         head,
+        fit_eagle,
         lambda features: Eagle(head, features, config, training.seed),
         config,
         training,
@@ -115,6 +118,7 @@ def _setting(name: str, folders: Sequence[Path], config: HeadOptions) -> Setting
 def _assembled(
     setting: Setting,
     head: TrainedHead,
+    fit: Callable[[Any, Frozen, Dataset, Sequence[int]], None],
     task: Callable[[Frozen], HeadTask],
     config: HeadOptions,
     training: TrainConfig,
@@ -132,6 +136,7 @@ def _assembled(
     )
     layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), setting.tokenizer, tier))
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, told) if config.stored else layers
+    fit(head, features, data, data.split(training.held_back, training.seed)[0])
     learner: Task
     made = learner = task(features)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
