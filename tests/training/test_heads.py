@@ -136,6 +136,19 @@ def test_eagle_is_measured_as_it_drafts(tiny_model_dir: Path, tiny_data: Path, t
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_start(kind: str, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Better than saying the likeliest tokens of all the text, and of its seed."""
+    made = assembled(kind, tiny_model_dir, tiny_data, layers=2)
+    p = made.data.frequencies(257).clamp(min=1e-9)
+    p /= p.sum()
+    assert trainer(made, tmp_path).measure()["held_back_loss"] < -(p * p.log()).sum()
+    other = KINDS[kind][0](
+        str(tiny_model_dir), [tiny_data], KINDS[kind][1](layers=2, vocab=120), TrainConfig(seed=1), CPU
+    )
+    assert any((a != b).any() for a, b in zip(made.task.head.parameters(), other.task.head.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_ends_at_the_head(kind: str, tiny_model_dir: Path, tiny_data: Path) -> None:
     made = assembled(kind, tiny_model_dir, tiny_data, 0.2, layers=2)
     drafts = made.task.task.drafts(made.data.batch([3, 4]))

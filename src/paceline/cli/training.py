@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.training.trainer import Report, TrainConfig
 
 
-def _option(*names: str, help: str, **more: Any) -> Any:
+def training_option(*names: str, help: str, **more: Any) -> Any:
     return Option(*names, help=help, rich_help_panel="Training", **more)
 
 
@@ -30,39 +30,50 @@ def _option(*names: str, help: str, **more: Any) -> Any:
 class Training:
     """On what, how long, where."""
 
-    data: Annotated[list[Path], _option("--data", help="Folder that 'paceline train data' wrote; may be repeated.")]
-    model: Annotated[str, _option("--model", "-m", help="Named model, hub id, folder or GGUF file.")] = "smollm2-135m"
+    data: Annotated[
+        list[Path], training_option("--data", help="Folder that 'paceline train data' wrote; may be repeated.")
+    ]
+    model: Annotated[str, training_option("--model", "-m", help="Named model, hub id, folder or GGUF file.")] = (
+        "smollm2-135m"
+    )
     out: Annotated[
         Path | None,
-        _option("--out", "-o", help="Folder of the head; default in the cache, where its drafter finds it."),
+        training_option("--out", "-o", help="Folder of the head; default in the cache, where its drafter finds it."),
     ] = None
     objective: Annotated[
         Literal["text", "argmax", "distil"],
-        _option("--objective", help="Learn the text, the model's likeliest tokens, or its probabilities of them."),
+        training_option(
+            "--objective", help="Learn the text, the model's likeliest tokens, or its probabilities of them."
+        ),
     ] = "distil"
-    epochs: Annotated[int, _option("--epochs", help="Passes over the data.")] = 4
-    steps: Annotated[int | None, _option("--steps", help="End after so many, if the epochs have more.")] = None
-    lr: Annotated[float, _option("--lr", help="Highest learning rate.")] = 1e-3
-    warmup: Annotated[float, _option("--warmup", help="Share of the steps.")] = 0.05
-    tokens: Annotated[int, _option("--tokens", help="Tokens a pass.")] = 2048
-    accumulate: Annotated[int, _option("--accumulate", help="Passes a step, over all processes.")] = 2
-    weight_decay: Annotated[float, _option("--weight-decay", help="Of matrices.")] = 0.01
-    clip: Annotated[float, _option("--clip", help="Largest norm of the gradient.")] = 1.0
-    max_length: Annotated[int, _option("--max-length", help="Longer samples are cut there.")] = 1024
-    held_back: Annotated[int, _option("--held-back", help="Samples to measure on.")] = 64
-    report: Annotated[int, _option("--report", help="Steps between measurements, and between checkpoints.")] = 100
-    keep: Annotated[int, _option("--keep", help="Latest checkpoints that stay.")] = 2
-    store: Annotated[
-        bool | None, _option("--store/--no-store", help="Run the frozen layers once, into files; default on CPU.")
-    ] = None
-    store_limit: Annotated[float, _option("--store-limit", help="Most that these files may take, in GB.")] = 32.0
-    seed: Annotated[int, _option("--seed", min=0, help="Of the order of the data, and of random starts.")] = 0
-    device: Annotated[Literal["cpu", "cuda"] | None, _option("--device", help="Default: a GPU where there is one.")] = (
-        None
+    epochs: Annotated[int, training_option("--epochs", help="Passes over the data.")] = 4
+    steps: Annotated[int | None, training_option("--steps", help="End after so many, if the epochs have more.")] = None
+    lr: Annotated[float, training_option("--lr", help="Highest learning rate.")] = 1e-3
+    warmup: Annotated[float, training_option("--warmup", help="Share of the steps.")] = 0.05
+    tokens: Annotated[int, training_option("--tokens", help="Tokens a pass.")] = 2048
+    accumulate: Annotated[int, training_option("--accumulate", help="Passes a step, over all processes.")] = 2
+    weight_decay: Annotated[float, training_option("--weight-decay", help="Of matrices.")] = 0.01
+    clip: Annotated[float, training_option("--clip", help="Largest norm of the gradient.")] = 1.0
+    max_length: Annotated[int, training_option("--max-length", help="Longer samples are cut there.")] = 1024
+    held_back: Annotated[int, training_option("--held-back", help="Samples to measure on.")] = 64
+    report: Annotated[int, training_option("--report", help="Steps between measurements, and between checkpoints.")] = (
+        100
     )
-    tier: Annotated[str | None, _option("--tier", help="Of the frozen layers.")] = None
-    resume: Annotated[bool, _option("--resume", help="Go on with a training that was stopped.")] = False
-    as_json: Annotated[bool, _option("--json", help="Print one JSON object.")] = False
+    keep: Annotated[int, training_option("--keep", help="Latest checkpoints that stay.")] = 2
+    store: Annotated[
+        bool | None,
+        training_option("--store/--no-store", help="Run the frozen layers once, into files; default on CPU."),
+    ] = None
+    store_limit: Annotated[float, training_option("--store-limit", help="Most that these files may take, in GB.")] = (
+        32.0
+    )
+    seed: Annotated[int, training_option("--seed", min=0, help="Of the order of the data, and of random starts.")] = 0
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, training_option("--device", help="Default: a GPU where there is one.")
+    ] = None
+    tier: Annotated[str | None, training_option("--tier", help="Of the frozen layers.")] = None
+    resume: Annotated[bool, training_option("--resume", help="Go on with a training that was stopped.")] = False
+    as_json: Annotated[bool, training_option("--json", help="Print one JSON object.")] = False
 
     def config(self) -> TrainConfig:
         """Raises OptionError for what is out of range."""
