@@ -59,7 +59,6 @@ class EagleHead(TrainedHead):
 
     kind, title, Config = "eagle", "EAGLE head", EagleConfig
     public = "paceline.integrations.eagle_formats:read_eagle"
-    public = "paceline.integrations.eagle_formats:read_eagle"
     config: EagleConfig
     embedding: Float[Tensor, "all hidden"] | None
     matrix: Float[Tensor, "vocab hidden"] | None
