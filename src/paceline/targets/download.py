@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,11 +79,10 @@ def _pip(wheel: Wheel, into: Path, seen: Callable[[int], None]) -> None:
 
 def _size(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # pip has just moved it
-            continue
+    for place, _, files in os.walk(folder):  # passes over folders that pip removes meanwhile, unlike Path.rglob
+        for name in files:
+            with suppress(FileNotFoundError):  # pip has just moved it
+                total += os.stat(os.path.join(place, name)).st_size
     return total
 
 
