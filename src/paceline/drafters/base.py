@@ -58,6 +58,8 @@ class Drafter:
     source = ""
     #: Width of the hidden states it shows to policies that read them; None: it has none.
     hidden_width: int | None = None
+    #: Where the trained head lies that it drafts with; None: it has none, or one that was made in Python.
+    folder: Path | None = None
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -65,7 +67,8 @@ class Drafter:
     @property
     def predictors(self) -> tuple[Path, ...]:
         """Folders where stop predictors trained for it may lie: where training puts them, then what comes with it."""
-        return (store.root() / "stop-predictors" / model_key(self.target) / self.source,)
+        trained = store.root() / "stop-predictors" / model_key(self.target) / self.source
+        return (trained,) if self.folder is None else (trained, self.folder)
 
     def max_nodes(self, depth: int) -> int:
         """Most nodes a tree may have, root aside, when policies allow `depth`: sizes the KV cache."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -69,10 +68,6 @@ class Eagle(AutoregressiveDrafter):
         self.hidden_width = target.config.hidden_size
         self.forward = Forward(made, target)
         self._features: Tensor  # guessed at the nodes that were drafted from last
-
-    @property
-    def predictors(self) -> tuple[Path, ...]:
-        return (*super().predictors, *([self.folder] if self.folder else []))
 
     def max_nodes(self, depth: int) -> int:
         # The head's own cache is as large as the target's, and keeps all nodes that it drafts from.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -49,10 +48,6 @@ class EarlyExit(AutoregressiveDrafter):
         self.exit = Exit(made, target)
         self.cache: KVCache
         self._entered: list[Tensor] = []  # hidden states behind the first N layers, of this round's nodes in order
-
-    @property
-    def predictors(self) -> tuple[Path, ...]:
-        return (*super().predictors, *([self.folder] if self.folder else []))
 
     def max_nodes(self, depth: int) -> int:
         return depth if self.tree == 1 else self.nodes

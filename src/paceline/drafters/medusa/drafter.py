@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -84,10 +83,6 @@ class Medusa(AutoregressiveDrafter):
         self.static = cache(self._static)
         self._rows: Sequence[Row] = ()
         self._guesses: Guesses | None = None  # of this round, once they are asked for
-
-    @property
-    def predictors(self) -> tuple[Path, ...]:
-        return (*super().predictors, *([self.folder] if self.folder else []))
 
     def max_nodes(self, depth: int) -> int:
         return min(depth, self.longest) if self.tree == CHAIN else self.most
