@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from table import markdown, shown
+from trained import train
 
 import paceline
 from paceline.bench.metrics import harmonic_mean
@@ -72,20 +72,9 @@ def heads(args: argparse.Namespace) -> None:
     for name in names:
         folder = args.out / name.replace(" ", "-")
         data = open_text(args) if name == OPEN else args.data
-        if not is_done(folder):
-            print(f"\n{name}:", file=sys.stderr, flush=True)
-            options = same | HEADS[name]
-            words = [f"--{key}={value}" for key, value in options.items()]
-            command = [sys.executable, "-m", "paceline", "train", "early-exit", "--resume", "--model", args.model]
-            if subprocess.call([*command, "--data", str(data), "--out", str(folder), *words, *args.options]):
-                sys.exit(f"{name} could not be trained")
+        words = [f"--{key}={value}" for key, value in (same | HEADS[name]).items()]
+        train("early-exit", folder, ["--model", args.model, "--data", str(data), *words, *args.options])
     print(f"base: N = {args.layers}, exit layers {args.exit_layers}\n\n{table(args, names)}")
-
-
-def is_done(folder: Path) -> bool:
-    path = folder / "early-exit.json"
-    trained = json.loads(path.read_text())["trained"] if path.exists() else {"step": 0, "steps": 1}
-    return trained["step"] == trained["steps"]
 
 
 def open_text(args: argparse.Namespace) -> Path:

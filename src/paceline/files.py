@@ -35,7 +35,11 @@ def whole(path: Path, then: str = "give the command again") -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")  # one that a kill left is written over
     try:
+        partial.unlink(missing_ok=True)
+        partial.touch()
+        mode = partial.stat().st_mode
         yield partial
+        partial.chmod(mode)  # safetensors keeps its files from all other users
         os.replace(partial, path)
     except (OSError, SafetensorError, RuntimeError) as error:
         if is_full(error):

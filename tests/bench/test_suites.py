@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.bench import suites
 from paceline.bench.suites import Prompt, batches, load_suite
 from paceline.errors import OptionError
 
@@ -131,7 +132,14 @@ def test_chat_messages_of_a_data_set(tmp_path: Path, data_set: Path) -> None:
 
 def test_neither_file_nor_data_set(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="neither a file nor a data set that can be read"):
-        load_suite(str(tmp_path / "absent.jsonl"))
+        load_suite(str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", "absent.jsonl.gz"])
+def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suites, "hub_rows", lambda source: pytest.fail("asked the hub"))
+    with pytest.raises(OptionError, match=f"cannot read {name}: no such file"):
+        load_suite(name)
 
 
 @given(

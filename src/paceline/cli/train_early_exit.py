@@ -36,13 +36,9 @@ def early_exit(
         config = ExitConfig(
             layers=layers,
             exit_layers=exit_layers,
-            vocab=vocab or None,
             rank=rank,
             start=start,
-            objective=training.objective,
-            max_length=training.max_length,
-            stored=stored,
-            store_limit=training.store_limit,
+            **training.task(vocab, stored),
         )
         return early_exit(training.model, training.data, config, training.config(), device, training.tier, told)
 

@@ -45,16 +45,9 @@ class Head:
         int, _option("--patience", help="Measurements at equilibrium, in a row, that end training; 0: never.")
     ] = 0
 
-    def common(self, training: Training, stored: bool) -> dict[str, Any]:
+    def options(self, training: Training, stored: bool) -> dict[str, Any]:
         """Fields of `HeadOptions`."""
-        return {
-            "layers": self.layers,
-            "vocab": self.vocab or None,
-            "objective": training.objective,
-            "max_length": training.max_length,
-            "stored": stored,
-            "store_limit": training.store_limit,
-        }
+        return {"layers": self.layers, **training.task(self.vocab, stored)}
 
     def play(self) -> AdversarialOptions | None:
         """Raises OptionError for what is out of range."""
@@ -82,7 +75,7 @@ def medusa(
     def assemble(device: torch.device, stored: bool, told: Told) -> Assembled:
         from paceline.training.medusa import MedusaOptions
 
-        options = MedusaOptions(heads=heads, vocabulary=vocabulary, **head.common(training, stored))
+        options = MedusaOptions(heads=heads, vocabulary=vocabulary, **head.options(training, stored))
         adversarial, config = head.play(), training.config()
         from paceline.training.assemble_heads import medusa
 
@@ -113,7 +106,7 @@ def eagle(
     def assemble(device: torch.device, stored: bool, told: Told) -> Assembled:
         from paceline.training.eagle import EagleOptions
 
-        common = head.common(training, stored)
+        common = head.options(training, stored)
         options = EagleOptions(regression=regression, noise=noise, rollout=rollout, **common)
         adversarial, config = head.play(), training.config()
         from paceline.training.assemble_heads import eagle

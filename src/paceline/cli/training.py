@@ -75,6 +75,16 @@ class Training:
     resume: Annotated[bool, training_option("--resume", help="Go on with a training that was stopped.")] = False
     as_json: Annotated[bool, training_option("--json", help="Print one JSON object.")] = False
 
+    def task(self, vocab: int, stored: bool) -> dict[str, Any]:
+        """Fields of `TaskOptions`."""
+        return {
+            "vocab": vocab or None,
+            "objective": self.objective,
+            "max_length": self.max_length,
+            "stored": stored,
+            "store_limit": self.store_limit,
+        }
+
     def config(self) -> TrainConfig:
         """Raises OptionError for what is out of range."""
         from paceline.training.trainer import TrainConfig

@@ -124,7 +124,6 @@ class TrainedHead(nn.Module):
             save_file({**tensors, FINGERPRINT: self.fingerprint}, weights)
             facts = {"format": FORMAT, **asdict(self.config), "sha256": sha256(weights)}
             config.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-            weights.chmod(config.stat().st_mode)  # safetensors keeps its files from all other users
 
     @classmethod
     def load(cls, folder: Path | str, target: Target | None = None) -> Self:

@@ -26,7 +26,7 @@ from paceline.training.features import FeatureStore
 from paceline.training.frozen import Frozen, FrozenLayers
 from paceline.training.heads import HeadOptions, HeadTask
 from paceline.training.medusa import Medusa, MedusaOptions, unlike
-from paceline.training.start import fit_eagle, fit_medusa, scatter
+from paceline.training.start import fit_eagle, fit_medusa
 from paceline.training.task import Task
 from paceline.training.trainer import TrainConfig
 
@@ -91,8 +91,7 @@ def eagle(
 ) -> Assembled:
     """An EAGLE head, as `medusa`."""
     setting = _setting(name, folders, config)
-    head = EagleHead.from_target(setting.model, config.layers, tokens=setting.tokens)
-    scatter(head, training.seed)
+    head = EagleHead.from_target(setting.model, config.layers, tokens=setting.tokens, seed=training.seed)
     return _assembled(
         setting,
         head,

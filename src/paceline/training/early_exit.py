@@ -15,44 +15,32 @@ from paceline.registry import require
 from paceline.training.acceptance import CHAIN, COUNTS, chain_counts, figures, tally
 from paceline.training.dataset import IGNORE, Batch
 from paceline.training.frozen import Frozen
-from paceline.training.objectives import OBJECTIVES, soft_cross_entropy, soft_labels
-from paceline.training.task import Task
+from paceline.training.objectives import soft_cross_entropy, soft_labels
+from paceline.training.task import Task, TaskOptions
 
 STARTS = ("fitted", "last")
 
 
-@dataclass(frozen=True)
-class ExitConfig:
+@dataclass(frozen=True, kw_only=True)
+class ExitConfig(TaskOptions):
     """What exit head to train, and on what.
 
     Args:
         layers: N, the target's layers below it.
         exit_layers: of its own.
-        vocab: tokens it can draft, the most frequent of the text; None: all.
         rank: of its output matrix; None: full.
         start: "fitted": as the layers that follow the N-th in the target, with an output matrix fitted to the text
             (see `fit_output`); "last": as the target's last layers, norm and output matrix, as in EESD.
-        objective: see `soft_labels`.
-        max_length: longer samples are cut there.
-        stored: keep the hidden states that enter the head in files beside the data (see `FeatureStore`), of at most
-            `store_limit` GB.
     """
 
     layers: int = 4
     exit_layers: int = 1
-    vocab: int | None = 8192
     rank: int | None = None
     start: str = "fitted"
-    objective: str = "distil"
-    max_length: int = 1024
-    stored: bool = True
-    store_limit: float = 32.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.start in STARTS, f"start must be {' or '.join(STARTS)}, not '{self.start}'")
-        require(self.objective in OBJECTIVES, f"objective must be {', '.join(OBJECTIVES)}, not '{self.objective}'")
-        require(self.vocab is None or self.vocab >= 1, f"vocab must be >= 1, not {self.vocab}")
-        require(self.max_length >= 2, f"max-length must be >= 2, not {self.max_length}")
 
 
 class EarlyExit(Task):

@@ -14,35 +14,23 @@ from paceline.drafters.heads import TrainedHead
 from paceline.registry import require
 from paceline.training.dataset import Batch
 from paceline.training.frozen import Frozen
-from paceline.training.objectives import OBJECTIVES, soft_cross_entropy, soft_labels
-from paceline.training.task import Task
+from paceline.training.objectives import soft_cross_entropy, soft_labels
+from paceline.training.task import Task, TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadOptions:
+class HeadOptions(TaskOptions):
     """What head to train, and on what.
 
     Args:
         layers: K.
-        vocab: tokens it can draft, the most frequent of the text; None: all.
-        objective: see `soft_labels`.
-        max_length: longer samples are cut there.
-        stored: keep the features in files beside the data (see `FeatureStore`), of at most `store_limit` GB.
     """
 
     layers: int = 1
-    vocab: int | None = 7168
-    objective: str = "distil"
-    max_length: int = 1024
-    stored: bool = True
-    store_limit: float = 32.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.layers >= 1, f"a head has K = 1 layer or more, not {self.layers}")
-        require(self.objective in OBJECTIVES, f"objective must be {', '.join(OBJECTIVES)}, not '{self.objective}'")
-        require(self.vocab is None or self.vocab >= 1, f"vocab must be >= 1, not {self.vocab}")
-        require(self.max_length >= 2, f"max-length must be >= 2, not {self.max_length}")
-        require(self.store_limit > 0, f"store-limit must be > 0, not {self.store_limit}")
 
 
 class Drafts(NamedTuple):

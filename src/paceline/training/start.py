@@ -44,19 +44,6 @@ class Regression:
 
 
 @torch.no_grad()
-def scatter(head: EagleHead, seed: int) -> None:
-    """Draw what the head's layers compute before they add it, which is nothing yet, at random (as EAGLE's authors do).
-    The target's own last layer makes activations of hundreds, and of inputs without its norm still more: the first
-    steps of training on these would undo the fit."""
-    drawn = torch.Generator().manual_seed(seed)
-    for name, weight in head.decoder.layers.named_parameters():
-        if weight.dim() > 1 and weight.any():
-            weight.copy_(torch.randn(weight.shape, generator=drawn) * 0.5 * weight.shape[1] ** -0.5)
-        elif weight.dim() == 1:
-            weight.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-
-
-@torch.no_grad()
 def fit_eagle(head: EagleHead, features: Frozen, data: Dataset, samples: Sequence[int]) -> None:
     """Let `fc` guess the next feature from embedding and feature as well as a linear map can; the layers, which add
     nothing yet, learn the rest. Without this the head starts by saying the token again that it has just read."""

@@ -4,13 +4,42 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from paceline.registry import require
 from paceline.training.dataset import Batch
+from paceline.training.features import LIMIT
+from paceline.training.objectives import OBJECTIVES
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """What every drafter learns, and from what.
+
+    Args:
+        vocab: tokens it can draft, the most frequent of the text; None: all.
+        objective: see `soft_labels`.
+        max_length: longer samples are cut there.
+        stored: keep the hidden states that it reads in files beside the data (see `FeatureStore`), of at most
+            `store_limit` GB.
+    """
+
+    vocab: int | None = None
+    objective: str = "distil"
+    max_length: int = 1024
+    stored: bool = True
+    store_limit: float = LIMIT
+
+    def __post_init__(self) -> None:
+        require(self.objective in OBJECTIVES, f"objective must be {', '.join(OBJECTIVES)}, not '{self.objective}'")
+        require(self.vocab is None or self.vocab >= 1, f"vocab must be >= 1, not {self.vocab}")
+        require(self.max_length >= 2, f"max-length must be >= 2, not {self.max_length}")
+        require(self.store_limit > 0, f"store-limit must be > 0, not {self.store_limit}")
 
 
 class Player(NamedTuple):

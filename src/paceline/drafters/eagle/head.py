@@ -87,9 +87,10 @@ class EagleHead(TrainedHead):
         tokens: Sequence[int] | None = None,
         bias: bool = False,
         name: str | None = None,
+        seed: int = 0,
     ) -> Self:
         """A head to train, in the model's dtype, which gives back the features that it reads. Its layers are the
-        target's last ones, but add nothing yet.
+        target's in form, drawn at random, and add nothing yet.
 
         Args:
             model: the target, whole.
@@ -97,6 +98,7 @@ class EagleHead(TrainedHead):
             tokens: ids that can be drafted; None: all.
             bias: see `EagleConfig`.
             name: of the target; by default as the model says.
+            seed: of what is drawn.
 
         Raises:
             OptionError: a number out of range.
@@ -112,19 +114,21 @@ class EagleHead(TrainedHead):
             model=layers_config(target.config, layers),
         )
         head = cls(config, probe_features(target), chosen).place(model.device, model.dtype)
-        head._start_from(model)
+        head._start_from(model, seed)
         return head
 
     @torch.no_grad()
-    def _start_from(self, model: PreTrainedModel) -> None:
-        family, size = FAMILIES[model.config.model_type], self.fc.out_features
-        last = getattr(model, family.decoder).layers[-self.config.layers :]
-        for ours, theirs in zip(self.decoder.layers, last, strict=True):
-            weights = theirs.state_dict()
-            ours.load_state_dict({name: weights[name] for name in ours.state_dict()})
-            for name, weight in ours.named_parameters():
-                if name.rpartition(".")[0] in _ADDING:
-                    weight.zero_()
+    def _start_from(self, model: PreTrainedModel, seed: int) -> None:
+        # Not from the target's last layers: these make activations of hundreds, and of inputs without a norm still
+        # more, so that the first steps of training would undo what `fc` starts with.
+        drawn, size = torch.Generator().manual_seed(seed), self.fc.out_features
+        for name, weight in self.decoder.layers.named_parameters():
+            if weight.dim() == 1:
+                weight.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            elif name.removesuffix(".weight").endswith(_ADDING):
+                weight.zero_()
+            else:
+                weight.copy_(torch.randn(weight.shape, generator=drawn) * 0.5 * weight.shape[1] ** -0.5)
         for weight in self.fc.parameters():
             weight.zero_()
         self.fc.weight[:, size:].copy_(torch.eye(size))

@@ -1,0 +1,27 @@
+"""Heads that a benchmark trains, each once, in a folder of its own; imported by the programs here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def train(kind: str, folder: Path, words: Sequence[str]) -> None:
+    """`paceline train KIND` into `folder`, taking up one that was stopped; nothing if it is done."""
+    trained = facts(kind, folder)
+    if trained and trained["step"] == trained["steps"]:
+        return
+    print(f"\n{folder.name}:", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "paceline", "train", kind, "--resume", "--out", str(folder)]
+    if subprocess.call([*command, *words]):
+        sys.exit(f"{folder.name} could not be trained")
+
+
+def facts(kind: str, folder: Path) -> dict[str, Any] | None:
+    """How the head there was trained, so far; None: there is none."""
+    path = folder / f"{kind}.json"
+    return json.loads(path.read_text())["trained"] if path.exists() else None

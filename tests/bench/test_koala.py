@@ -1,0 +1,78 @@
+"""`benchmarks/koala.py` on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helpers import one_thread  # noqa: F401
+from paceline.cli import main
+
+Run = Callable[..., str]
+PROGRAMS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache_dir: Path) -> Run:
+    """`run("table", …)`: what it prints."""
+
+    def run(*words: object) -> str:
+        monkeypatch.syspath_prepend(PROGRAMS)
+        monkeypatch.setattr(sys, "argv", ["koala", *map(str, words)])
+        capsys.readouterr()
+        runpy.run_path(str(PROGRAMS / "koala.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def rows(out: str) -> list[list[str]]:
+    lines = [line for line in out.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_trained_named_benchmarked_and_told(
+    run: Run, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(20)))
+    data, out, results = tmp_path / "data", tmp_path / "heads", tmp_path / "results"
+    made = ["train", "data", "-m", tiny_model_dir, "-p", prompts, "-o", data, "-n", 12, "-b", 10]
+    assert main(list(map(str, made))) == 0
+    trained: list[str] = []
+
+    def call(words: list[str]) -> int:
+        trained.append(Path(words[words.index("--out") + 1]).name)
+        return main(words[3:])
+
+    monkeypatch.setattr(subprocess, "call", call)
+    words = ["train", "--model", tiny_model_dir, "--data", data, "--out", out, "--kinds", "eagle", "--layers", "1"]
+    options = ["--", "--vocab", 60, "--device", "cpu", "--steps", 1, "--tokens", 300, "--held-back", 4]
+    run(*words, "--adversarial", "0,0.1", *options)
+    assert trained == ["eagle-k1-s0", "eagle-k1-adv0.1-low-cost-s0"]
+    run(*words, "--adversarial", "0", "--seeds", "0,1", *options)
+    assert trained[2:] == ["eagle-k1-s1"]
+
+    methods = run("methods", "--out", out).strip()
+    assert methods.split(",")[:2] == ["ar", f"eagle:head={out}/eagle-k1-s0+fixed:k=4"]
+    suite = tmp_path / "suite.jsonl"
+    suite.write_text(json.dumps({"id": "a", "task": "chat", "turns": ["hello there"]}) + "\n")
+    bench = ["bench", "-m", tiny_model_dir, "--suite", suite, "--methods", methods, "-n", 8, "--out", results]
+    assert main(list(map(str, bench))) == 0
+
+    told = run("table", "--out", out, "--results", results)
+    plain, adversarial, chains, _ = rows(told)
+    assert plain[:5] == ["`eagle`", "1", "0", "", "2"]
+    assert adversarial[:5] == ["`eagle`", "1", "0.1", "low-cost", "1"]
+    measured = [json.loads((out / f"eagle-k1-s{s}" / "eagle.json").read_text())["trained"]["measured"] for s in (0, 1)]
+    loss = sum(m["held_back_loss"] for m in measured) / 2
+    assert float(plain[-1].split(" ± ")[0]) == pytest.approx(loss, abs=6e-4)
+    assert chains[:6] == ["`eagle`", "1", "0", "", "2", "chain"]
+    taus = [row["tau"] for row in map(json.loads, (results / "results.jsonl").read_text().splitlines())]
+    assert float(chains[-2].split(" ± ")[0]) == pytest.approx(sum(taus[1:3]) / 2, abs=0.3)
