@@ -122,6 +122,8 @@ def main() -> None:
         return
     config, rows = read(Path(args.folder))
     rows = [row for row in rows if row["task"] == args.task]
+    if not rows:
+        parser.error(f"{args.folder} has no task {args.task}")
     found, plain = points(rows), {row["temperature"]: row["tokens_per_s"] for row in rows if row["method"] == AR}
     print(about(config))
     drafters = list(dict.fromkeys(point.drafter for point in found))

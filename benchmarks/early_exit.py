@@ -14,11 +14,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from table import Method, Row, about, markdown, named, read, shown
+from table import Method, Row, about, markdown, named, read, shown, split
 
 from paceline.bench.methods import AR
 
-PHASES = {"draft": "drafting", "verify": "verification", "sample": "sampling", "other": "other"}
 FIXED = [f"fixed:k={k}" for k in range(1, 11)]
 THOMPSON = ["beta-ts", "cali-ts", "beta-ts:cost=auto", "cali-ts:cost=auto"]
 
@@ -53,15 +52,6 @@ def acceptance(rows: Sequence[Row]) -> str:
         ]
         lines.append([f"`{row['method']}`", *shares, *speeds])
     return markdown([head, *lines])
-
-
-def split(rows: Sequence[Row]) -> str:
-    lines = [["method", *PHASES.values(), "total"]]
-    for row in rows:
-        parts = row["split"]
-        cells = [f"{parts[name]:.1f} ({parts[name] / row['seconds']:.0%})" if parts else "" for name in PHASES]
-        lines.append([f"`{row['method']}`", *cells, f"{row['seconds']:.1f}"])
-    return markdown(lines)
 
 
 def predicted(rows: Sequence[Row]) -> str:

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from table import markdown, shown
-from trained import train
+from trained import facts, train
 
 import paceline
 from paceline.bench.metrics import harmonic_mean
@@ -79,16 +79,16 @@ def heads(args: argparse.Namespace) -> None:
 
 def open_text(args: argparse.Namespace) -> Path:
     """A folder of training data with as many tokens to learn as `--data` has, all from the files of `--text`."""
-    folder, facts = args.out / "open-text", Manifest(args.data).read()
+    folder, like = args.out / "open-text", Manifest(args.data).read()
     manifest = Manifest(folder)
-    manifest.open({**facts["made"], "prompts": {}, "text": {path.name: sha256(path) for path in args.text}})
+    manifest.open({**like["made"], "prompts": {}, "text": {path.name: sha256(path) for path in args.text}})
     if not (folder / shard_name(0)).exists():
         owner: Any = SimpleNamespace(tokenizer=tokenizer_of(args.model)[0])
-        config = DistillConfig(max_length=facts["made"]["max_length"])
-        samples = OpenText(args.text, owner, config).samples(0, facts["totals"]["trained"])
+        config = DistillConfig(max_length=like["made"]["max_length"])
+        samples = OpenText(args.text, owner, config).samples(0, like["totals"]["trained"])
         learnt = sum(len(sample.ids) - 1 for sample in samples)
-        counts = dict.fromkeys(facts["totals"], 0) | {"samples": len(samples), "trained": learnt}
-        write_shard(folder, 0, samples, facts["made"]["top"], counts)
+        counts = dict.fromkeys(like["totals"], 0) | {"samples": len(samples), "trained": learnt}
+        write_shard(folder, 0, samples, like["made"]["top"], counts)
         manifest.add(shard_name(0), counts)
     return folder
 
@@ -96,8 +96,9 @@ def open_text(args: argparse.Namespace) -> Path:
 @torch.inference_mode()
 def table(args: argparse.Namespace, names: list[str]) -> str:
     """Simulated acceptance on held-back samples of `--data`."""
-    target, data = load_target(args.model), Dataset(args.data)
-    held_back = data.batches(data.split(args.held_back, 0)[1], 2048, None)
+    trained = facts("early-exit", args.out / names[0].replace(" ", "-")) or {}
+    target, data = load_target(args.model), Dataset(args.data, max_length=trained["max_length"])
+    held_back = data.batches(data.split(trained["held_back"], trained["seed"])[1], 2048, None)
     chain = [f"accepted {n}" for n in range(1, CHAIN + 1)]
     lines = [["head", *chain, "tokens a pass at K = 5", "loss", "trained parameters"]]
     for name in track(names, "measuring", console=BAR):

@@ -60,7 +60,7 @@ def trained_heads(folder: Path) -> dict[Kind, list[Path]]:
     for drafter in KINDS:
         for path in sorted(folder.glob(f"*/{drafter}.json")):
             trained = facts(drafter, path.parent)
-            if trained and trained["step"] == trained["steps"]:
+            if trained and trained["ended"]:
                 found[Kind.of(drafter, trained)].append(path.parent)
     return dict(sorted(found.items(), key=lambda item: (KINDS.index(item[0].drafter), *item[0][1:])))
 
@@ -99,6 +99,8 @@ def table(args: argparse.Namespace) -> None:
         print(f"\n{about(config)}")
         for temperature in dict.fromkeys(row["temperature"] for row in rows):
             here = [row for row in rows if row["temperature"] == temperature and row["task"] == args.task]
+            if not here:
+                sys.exit(f"{args.results} has no task {args.task}")
             print(f"\n{named(temperature)}, {here[0]['prompts']} prompts:\n\n{benchmarked(heads, here)}")
 
 

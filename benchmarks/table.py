@@ -1,14 +1,16 @@
 """Markdown tables of a benchmark's results, for the docs.
 
-    python benchmarks/table.py benchmarks/results/foundation [--task overall] [--tasks-of speedup_ar]
+    python benchmarks/table.py benchmarks/results/foundation [--task overall] [--tasks-of speedup_ar] [--split]
 
-One table per temperature, under a line that says what ran where; `--tasks-of METRIC` adds one of that metric by task.
+One table per temperature, under a line that says what ran where; `--tasks-of METRIC` adds one of that metric by task,
+`--split` one of where the seconds go.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from paceline.registry import split_method
 
 Row = dict[str, Any]  # of results.jsonl
 
+PHASES = {"draft": "drafting", "verify": "verification", "sample": "sampling", "other": "other"}
 COLUMNS = {  # head -> key, format
     "tokens/s": ("tokens_per_s", ".1f"),
     "x `ar`": ("speedup_ar", ".2f"),
@@ -32,6 +35,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--task", default="overall")
     parser.add_argument("--tasks-of", metavar="METRIC")
+    parser.add_argument("--split", action="store_true", help="where the seconds go, too")
     options = parser.parse_args()
     config, rows = read(options.folder)
     print(about(config))
@@ -39,6 +43,10 @@ def main() -> None:
         here = [row for row in rows if row["temperature"] == temperature]
         print(f"\n{named(temperature)}, {here[0]['prompts']} prompts:\n")
         print(overall([row for row in here if row["task"] == options.task]))
+        if options.split:
+            print(
+                f"\nSeconds by phase, and their share:\n\n{split([row for row in here if row['task'] == options.task])}"
+            )
         if options.tasks_of:
             print(f"\n`{options.tasks_of}` by task:\n\n{by_task(here, options.tasks_of)}")
 
@@ -101,13 +109,23 @@ def by_task(rows: list[dict[str, Any]], metric: str) -> str:
     return markdown([["method", *tasks], *lines])
 
 
+def split(rows: Sequence[Row]) -> str:
+    lines = [["method", *PHASES.values(), "total"]]
+    for row in rows:
+        parts = row["split"]
+        cells = [f"{parts[name]:.1f} ({parts[name] / row['seconds']:.0%})" if parts else "" for name in PHASES]
+        lines.append([f"`{row['method']}`", *cells, f"{row['seconds']:.1f}"])
+    return markdown(lines)
+
+
 def shown(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
 def markdown(lines: list[list[str]]) -> str:
     rule = ["---", *("--:" for _ in lines[0][1:])]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+    escaped = ([cell.replace("|", "\\|") for cell in line] for line in (lines[0], rule, *lines[1:]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
 if __name__ == "__main__":

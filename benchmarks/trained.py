@@ -13,7 +13,7 @@ from typing import Any
 def train(kind: str, folder: Path, words: Sequence[str]) -> None:
     """`paceline train KIND` into `folder`, taking up one that was stopped; nothing if it is done."""
     trained = facts(kind, folder)
-    if trained and trained["step"] == trained["steps"]:
+    if trained and trained["ended"]:
         return
     print(f"\n{folder.name}:", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "paceline", "train", kind, "--resume", "--out", str(folder)]

@@ -55,12 +55,12 @@ def build(corpus: Sequence[Path], out: Path, args: argparse.Namespace) -> dict[s
     }
 
 
-def repeated(path: Path, times: int, folder: Path) -> Path:
+def repeated(path: Path, times: int, folder: Path, index: int) -> Path:
     """The lines of a JSONL file so many times, each time in another order."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         lines = file.readlines()
-    larger, order = folder / path.name.removesuffix(".gz"), random.Random(0)
+    larger, order = folder / f"{index}-{path.name.removesuffix('.gz')}", random.Random(0)
     with larger.open("w", encoding="utf-8") as file:
         for _ in range(times):
             order.shuffle(lines)
@@ -79,7 +79,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for times in (1, args.times):
-            corpus = [repeated(path, times, Path(folder)) for path in args.corpus]
+            corpus = [repeated(path, times, Path(folder), index) for index, path in enumerate(args.corpus)]
             rows.append({"times": times} | build(corpus, Path(folder) / f"matrix{times}", args))
             print(json.dumps(rows[-1]), flush=True)
     result = {

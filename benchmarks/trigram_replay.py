@@ -143,8 +143,8 @@ def corpus_rows(model: Model, args: argparse.Namespace, answers: Sequence[Row], 
     for every in (64, 16, 4, 1):
         with tempfile.TemporaryDirectory() as folder:
             parts = []
-            for path in args.corpus:
-                parts.append(Path(folder) / path.name.removesuffix(".gz"))
+            for index, path in enumerate(args.corpus):
+                parts.append(Path(folder) / f"{index}-{path.name.removesuffix('.gz')}")
                 opened = gzip.open if path.suffix == ".gz" else open
                 with opened(path, "rt", encoding="utf-8") as file:
                     parts[-1].write_text("".join(islice(file, None, None, every)), encoding="utf-8")

@@ -166,7 +166,7 @@ def load(
         policy: `name[:option=value]...`; default the drafter's own.
         tokenizer: of a model passed as an object.
         verifier: "auto", "match" or "rejection": see `Request`.
-        dtype, device: as for `from_pretrained`; dtype default is the checkpoint's.
+        dtype, device: as for `from_pretrained`; dtype default is float32 on a CPU, elsewhere the checkpoint's.
         tier: how the target pass runs (see `paceline.targets.TIERS`); default the fast one for a model loaded here,
             "reference" for one passed as an object, whose weights other tiers would take over.
         exact: True insists on greedy output being plain decoding's bit for bit, which the torch and native tiers

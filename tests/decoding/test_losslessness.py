@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from transformers import LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
 import predictor_files
 from helpers import SIGNIFICANCE, Oracle, p_value, perturbed
@@ -292,6 +293,32 @@ MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
 MERGES = [name for name in MAKE if name.startswith("merge of")]
 #: Hundreds of requests a pass: no candidate would be worth verifying.
 FIXED = ("prompt-lookup", "suffix", "recycling", "trigram")
+
+
+@pytest.mark.parametrize("name", ["early-exit", "eagle", "medusa"])
+@pytest.mark.parametrize("policy", ["fixed:k=2", "cali-ts:k_max=2"])
+@pytest.mark.parametrize("sampling", [False, True])
+def test_nothing_that_the_drafter_knows_is_allowed(
+    name: str, policy: str, sampling: bool, target: BlockTarget, drafter_model: BlockTarget
+) -> None:
+    """The request's processors forbid all of a head's tokens at two places of three."""
+    drafter = make(name, target, drafter_model)
+
+    def allowed(_: int, ids: torch.Tensor) -> list[int]:
+        return [6, 7] if len(ids) % 3 else list(range(TOKENS))
+
+    request = Request(
+        PROMPT,
+        limit=12,
+        policy=POLICIES.parse(policy).build(),
+        processors=LogitsProcessorList([PrefixConstrainedLogitsProcessor(allowed, 1)]),
+        sampling=sampling,
+        seed=3,
+        verifier="rejection",
+    )
+    for _ in Engine(target, drafter).run([request]):
+        pass
+    assert {request.ids[at] for at in range(1, len(request.ids)) if at % 3} <= {6, 7}
 
 
 def early_exit(target: BlockTarget) -> EarlyExit:

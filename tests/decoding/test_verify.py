@@ -119,6 +119,13 @@ class TestRejection:
         assert verify(chain(0), p, uniforms(0.21, 0.38)) == Outcome([0], 2)
 
     @pytest.mark.parametrize("verify", [chain_rejection, tree_rejection])
+    def test_drawn_from_nothing(self, verify) -> None:
+        """A q that is no distribution proposes nothing: the answer is p's."""
+        p = torch.tensor([[0.2, 0.3, 0.5, 0.0], [0.25] * 4])
+        for u, token in ((0.19, 0), (0.49, 1), (0.99, 2)):
+            assert verify(chain(3, q=[torch.full((4,), torch.nan)]), p, uniforms(0.0, u)) == Outcome([0], token)
+
+    @pytest.mark.parametrize("verify", [chain_rejection, tree_rejection])
     @given(seed=st.integers(0, 10**6))
     def test_equal_distributions_are_always_accepted(self, verify, seed: int) -> None:
         """Whatever rounding leaves of p - p, there is an answer and it is possible."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from helpers import one_thread  # noqa: F401
 from paceline.api import LLM
 from paceline.drafters.costs import Costs, set_costs, step_cost
 from paceline.drafters.layer_skip import LayerSkip
+from paceline.drafters.medusa.drafter import Medusa
+from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.policies import POLICIES
-from paceline.targets.target import BlockTarget
+from paceline.targets.span import Span
+from paceline.targets.target import BlockTarget, PassOutput, as_target
 from tiny import small_llama
 
 
@@ -26,11 +32,29 @@ def test_without_a_model_it_is_the_wider_pass(target: BlockTarget) -> None:
 
 
 def test_with_one_it_is_its_forward_as_well(target: BlockTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = LayerSkip(target)
-    first = step_cost(drafter)
-    assert first > 0.1
-    monkeypatch.setattr(drafter, "step", None)
-    assert step_cost(drafter) == first  # measured once
+    """A pass takes 1 s and 0.1 s more for every further token, a draft 0.25 s a token; other work slows some."""
+    now = 0.0
+
+    def takes(seconds: float) -> None:
+        nonlocal now
+        now += seconds * (2 if 10 < now < 25 else 1)
+
+    def forward(span: Span, *rest: Any, **more: Any) -> PassOutput:
+        takes(1 + 0.1 * (span.ids.shape[1] - 1))
+        return original(span, *rest, **more)
+
+    def step(*given: Any) -> Any:
+        takes(0.25)
+        return LayerSkip.step(drafter, *given)
+
+    original, drafter = target.forward, LayerSkip(target)
+    monkeypatch.setattr(target, "forward", forward)
+    monkeypatch.setattr(drafter, "step", step)
+    monkeypatch.setattr("paceline.decoding.stats.time", SimpleNamespace(perf_counter=lambda: now))
+    assert step_cost(drafter) == pytest.approx(0.35)
+    measured = now
+    assert step_cost(drafter) == pytest.approx(0.35)
+    assert now == measured > 25
 
 
 def test_policies_that_ask(target: BlockTarget) -> None:
@@ -44,3 +68,11 @@ def test_policies_that_ask(target: BlockTarget) -> None:
             pass
         assert request.output == plain.tokens
         assert request.policy.cost == step_cost(drafter)
+
+
+def test_where_no_node_of_a_tree_pays() -> None:
+    model = small_llama()
+    dear = as_target(model)
+    set_costs(dear, Costs({1: 0.01, 5: 1.0, 16: 4.0}))
+    drafter = Medusa(dear, head=MedusaHead.from_target(model, heads=2), tree="dynamic")
+    assert step_cost(drafter) == pytest.approx(99 / 4)

@@ -210,6 +210,7 @@ BAD = {
     "blank": (b" \n\n", "is empty"),
     "binary": (b"\x7fELF\x02\0\0\0" * 100, "is binary|not UTF-8"),
     "latin-1": ("Grüße".encode("latin-1"), "not UTF-8"),
+    "half.jsonl": (b'{"text": "cut \\ud83d short"}\n', "half a character"),
     "cut.gz": (gzip.compress(b"some text " * 1000)[:-20], "damaged gzip"),
     "garbage.gz": (b"\x1f\x8b" + bytes(range(100)), "damaged gzip"),
     "broken.jsonl": (b'{"text": "good"}\n{"text": \n', "line 2"),

@@ -133,8 +133,11 @@ def test_no_matrix_has_the_types_of_one(folder: Path, tiny_tokenizer: PreTrained
 
 def test_matrix_folder(cache_dir: Path, tmp_path: Path) -> None:
     assert matrix_folder("Org/Some-Model_1.5") == cache_dir / "trigram" / "Org--Some-Model_1.5"
-    (tmp_path / "my model").mkdir()
-    assert matrix_folder(str(tmp_path / "my model")) == cache_dir / "trigram" / "my--model"
+    own, other = (matrix_folder(str(tmp_path / run / "my model")) for run in "ab")
+    assert own.parent == cache_dir / "trigram"
+    assert own.name.endswith("--a--my--model")
+    assert own != other
+    assert matrix_folder(str(cache_dir / "models" / "named-1")) == cache_dir / "trigram" / "named-1"
 
 
 @pytest.mark.model

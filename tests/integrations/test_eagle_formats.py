@@ -177,6 +177,11 @@ class TestReading:
         with told(CheckpointMismatch, "lm_head.weight differs"):
             read_eagle(folder_of(tmp_path / "other", other), target)
 
+    @pytest.mark.parametrize("wrong", [{"hidden_act": "nothing"}, {"rope_scaling": {"rope_type": "wavy"}}])
+    def test_layers_that_cannot_be_made(self, wrong: dict[str, Any], target: Target, tmp_path: Path) -> None:
+        with told(CheckpointError, "does not make layers"):
+            read_eagle(folder_of(tmp_path / "head", public(1), **wrong), target)
+
     def test_nothing_to_read(self, target: Target, tmp_path: Path) -> None:
         with told(CheckpointError, "no EAGLE head in"):
             read_eagle(folder_of(tmp_path / "medusa", {"0.0.linear.weight": torch.ones(3)}), target)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from helpers import one_thread  # noqa: F401
 from paceline.errors import OptionError
 from paceline.training.adversarial import LONG, Adversarial, AdversarialOptions, Discriminator
+from paceline.training.assemble import How
 from paceline.training.assemble_heads import medusa
 from paceline.training.medusa import MedusaOptions
 from paceline.training.trainer import TrainConfig, Trainer
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 
 def game(model: Path, data: Path, config: TrainConfig, **options: object) -> Adversarial:
     head = MedusaOptions(heads=2, vocab=60)
-    return medusa(str(model), [data], head, config, CPU, AdversarialOptions(**{"weight": 0.3, **options})).task  # type: ignore[arg-type]
+    return medusa(str(model), [data], head, How(config, CPU), AdversarialOptions(**{"weight": 0.3, **options})).task  # type: ignore[arg-type]
 
 
 def play(task: Adversarial, data: Path, config: TrainConfig, out: Path) -> dict[str, float]:
@@ -40,12 +41,12 @@ def test_losses_are_those_of_the_paper(form: str, tiny_model_dir: Path, tiny_dat
     batch = Dataset(tiny_data).batch([3, 9])
     drafts = task.task.drafts(batch)
     assert drafts.logits.shape[1] == 60
-    seen_as_real = task.discriminator(drafts.seen, drafts.logits).sigmoid()
-    real = task.discriminator(drafts.seen, drafts.truth @ task.matrix.T).sigmoid()
+    seen_as_real = task.discriminator(drafts.hidden, drafts.logits).sigmoid()
+    real = task.discriminator(drafts.hidden, drafts.truth @ task.matrix.T).sigmoid()
     want = drafts.loss - 0.3 * (drafts.weights * seen_as_real.log()).sum()
     torch.testing.assert_close(task.loss(batch), want)
     want = -(drafts.weights * ((1 - seen_as_real).log() + real.log())).sum()
-    torch.testing.assert_close(task.judge(batch), want)
+    torch.testing.assert_close(task.discriminator_loss(batch), want)
 
 
 @pytest.mark.parametrize("form", ["full", "low-cost"])

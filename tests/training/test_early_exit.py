@@ -20,9 +20,9 @@ from paceline.errors import CheckpointError, DataError, OptionError, TrainingErr
 from paceline.targets.span import Span
 from paceline.targets.target import as_target
 from paceline.training import frozen
-from paceline.training.assemble import Assembled, early_exit
-from paceline.training.dataset import Dataset
-from paceline.training.early_exit import ExitConfig, frequent_tokens
+from paceline.training.assemble import Assembled, How, early_exit
+from paceline.training.dataset import Dataset, frequent_tokens
+from paceline.training.early_exit import ExitConfig
 from paceline.training.trainer import Report, TrainConfig, Trainer
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ TRAIN = {"epochs": 2, "tokens": 200, "accumulate": 2, "report": 5, "held_back": 
 
 def assembled(model: Path, data: Path, **options: Any) -> Assembled:
     return early_exit(
-        str(model), [data], ExitConfig(**{"layers": 1, "vocab": 100, **options}), TrainConfig(**TRAIN), CPU
+        str(model), [data], ExitConfig(**{"layers": 1, "vocab": 100, **options}), How(TrainConfig(**TRAIN), CPU)
     )
 
 
@@ -146,6 +146,26 @@ def test_resumed_is_uninterrupted(tiny_model_dir: Path, tiny_data: Path, tmp_pat
     ours, theirs = (ExitHead.load(tmp_path / name).state_dict() for name in ("cut", "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert len(list((tmp_path / "cut").glob("checkpoint-*"))) == 2
+
+
+def test_killed_before_the_last_checkpoint(
+    tiny_model_dir: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is nothing left to resume the head is there, whole."""
+    made = trainer(assembled(tiny_model_dir, tiny_data), tmp_path, steps=5)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(made.checkpoints, "save", killed)
+    monkeypatch.setattr(ExitHead, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    monkeypatch.undo()
+    assert not list(tmp_path.glob("checkpoint-*"))
+    trainer(assembled(tiny_model_dir, tiny_data), tmp_path, resume=True, steps=5).run()
+    trained = ExitHead.load(tmp_path).config.trained
+    assert (trained["step"], trained["ended"]) == (5, True)
 
 
 def test_damaged_checkpoint(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:

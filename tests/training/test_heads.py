@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from helpers import one_thread  # noqa: F401
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
-from paceline.errors import CheckpointMismatch, OptionError
+from paceline.errors import CheckpointMismatch, DataError, OptionError
 from paceline.targets.target import as_target
 from paceline.training.adversarial import AdversarialOptions
-from paceline.training.assemble import Assembled
+from paceline.training.assemble import Assembled, How
 from paceline.training.assemble_heads import eagle, medusa
 from paceline.training.dataset import IGNORE
 from paceline.training.eagle import EagleOptions
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[Callable[..., Assembled], Any, Any]] = {
 def assembled(kind: str, model: Path, data: Path, weight: float = 0.0, **options: Any) -> Assembled:
     make, kinds, _ = KINDS[kind]
     adversarial = AdversarialOptions(weight) if weight else None
-    return make(str(model), [data], kinds(**{"vocab": 120, **options}), TrainConfig(**TRAIN), CPU, adversarial)
+    return make(str(model), [data], kinds(**{"vocab": 120, **options}), How(TrainConfig(**TRAIN), CPU), adversarial)
 
 
 def trainer(made: Assembled, out: Path, resume: bool = False, **options: Any) -> Trainer:
@@ -81,7 +81,7 @@ def test_medusa_learns_its_own_position(tiny_model_dir: Path, tiny_data: Path) -
             asked = [t + 1 + i < len(tokens) and batch.labels[text, t + 1 + i] != IGNORE for i in range(4)]
             for i in range(4) if asked[0] else ():
                 torch.testing.assert_close(drafts.logits[row], logits[text, t, i])
-                assert torch.equal(drafts.seen[row], features[text, t])
+                assert torch.equal(drafts.hidden[row], features[text, t])
                 assert (drafts.weights[row] > 0) == asked[i]
                 if asked[i]:
                     assert torch.equal(drafts.truth[row], features[text, t + 1 + i])
@@ -152,7 +152,7 @@ def test_start(kind: str, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path)
 def test_the_gradient_ends_at_the_head(kind: str, tiny_model_dir: Path, tiny_data: Path) -> None:
     made = assembled(kind, tiny_model_dir, tiny_data, 0.2, layers=2)
     drafts = made.task.task.drafts(made.data.batch([3, 4]))
-    assert not drafts.seen.requires_grad
+    assert not drafts.hidden.requires_grad
     assert not drafts.truth.requires_grad
     made.task.loss(made.data.batch([3, 4])).backward()
     for name, weight in made.task.head.named_parameters():
@@ -238,3 +238,9 @@ def test_layers_of_another_model_have_other_features(tiny_data: Path, tmp_path: 
     assembled("medusa", saved(small_llama(seed=2)), tiny_data)
     with pytest.raises(Exception, match="another revision of the model"):
         assembled("medusa", saved(small_llama(seed=3)), tiny_data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_that_are_too_short(kind: str, tiny_model_dir: Path, tiny_data: Path) -> None:
+    with pytest.raises(DataError, match="too short for this head"):
+        assembled(kind, tiny_model_dir, tiny_data, max_length=2, **({"vocabulary": "own"} if kind == "medusa" else {}))

@@ -154,6 +154,9 @@ class TestExamples:
                 collect(llm, PROMPTS, **{**how, **other})
         with pytest.raises(DataError, match="another prompts"):
             collect(llm, PROMPTS[1:], **how)
+        monkeypatch.setattr(llm.drafter, "folder", tmp_path / "another")
+        with pytest.raises(DataError, match="another head"):
+            collect(llm, PROMPTS, **how)
 
     def test_a_damaged_shard_is_made_again(
         self, llm: LLM, examples: Examples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

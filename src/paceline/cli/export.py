@@ -107,9 +107,9 @@ def eagle(
 
 def _taken(kind: type[TrainedHead], model: str, head: str, layers: int | None) -> tuple[Any, Target, Path]:
     from paceline.targets import as_target
-    from paceline.targets.sources import load_model
+    from paceline.training.assemble import load_as_stored
 
-    target = as_target(*load_model(model))
+    target = as_target(*load_as_stored(model))
     made, folder = kind.take(head, target, layers=layers)
     assert folder is not None
     return made, target, folder

@@ -30,7 +30,7 @@ def early_exit(
     """Train the exit head of the drafter early-exit; runs under `accelerate launch` too."""
 
     def assemble(device: torch.device, stored: bool, told: Told) -> Assembled:
-        from paceline.training.assemble import early_exit
+        from paceline.training.assemble import How, early_exit
         from paceline.training.early_exit import ExitConfig
 
         config = ExitConfig(
@@ -40,6 +40,7 @@ def early_exit(
             start=start,
             **training.task(vocab, stored),
         )
-        return early_exit(training.model, training.data, config, training.config(), device, training.tier, told)
+        how = How(training.config(), device, training.tier, told)
+        return early_exit(training.model, training.data, config, how)
 
     run(training, assemble)

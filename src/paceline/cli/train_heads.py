@@ -49,7 +49,7 @@ class Head:
         """Fields of `HeadOptions`."""
         return {"layers": self.layers, **training.task(self.vocab, stored)}
 
-    def play(self) -> AdversarialOptions | None:
+    def game(self) -> AdversarialOptions | None:
         """Raises OptionError for what is out of range."""
         from paceline.training.adversarial import AdversarialOptions
 
@@ -76,10 +76,12 @@ def medusa(
         from paceline.training.medusa import MedusaOptions
 
         options = MedusaOptions(heads=heads, vocabulary=vocabulary, **head.options(training, stored))
-        adversarial, config = head.play(), training.config()
+        adversarial, config = head.game(), training.config()
+        from paceline.training.assemble import How
         from paceline.training.assemble_heads import medusa
 
-        return medusa(training.model, training.data, options, config, device, adversarial, training.tier, told)
+        how = How(config, device, training.tier, told)
+        return medusa(training.model, training.data, options, how, adversarial)
 
     run(training, assemble)
 
@@ -108,9 +110,11 @@ def eagle(
 
         common = head.options(training, stored)
         options = EagleOptions(regression=regression, noise=noise, rollout=rollout, **common)
-        adversarial, config = head.play(), training.config()
+        adversarial, config = head.game(), training.config()
+        from paceline.training.assemble import How
         from paceline.training.assemble_heads import eagle
 
-        return eagle(training.model, training.data, options, config, device, adversarial, training.tier, told)
+        how = How(config, device, training.tier, told)
+        return eagle(training.model, training.data, options, how, adversarial)
 
     run(training, assemble)

@@ -68,7 +68,7 @@ def chain_rejection(tree: TokenTree, p: Float[Tensor, "nodes vocab"], uniform: U
     at the first rejection sample from norm(max(0, p - q)), after the last acceptance from p."""
     for node in range(1, len(tree)):
         p_node, q, token = p[node - 1], tree.q[node], tree.tokens[node]
-        if uniform() * float(_at(q, token)) >= float(p_node[token]):
+        if not uniform() * float(_at(q, token)) < float(p_node[token]):
             return Outcome(list(range(node)), draw(_residual(p_node, q, token), uniform()))
     return Outcome(list(range(len(tree))), draw(p[len(tree) - 1], uniform()))
 

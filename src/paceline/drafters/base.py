@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from paceline.decoding.verify import argmax
 from paceline.drafters.skip_set import model_key
 from paceline.drafters.tree import TokenTree
 from paceline.policies.base import StoppingPolicy
@@ -32,6 +33,11 @@ class Row(Protocol):
     @property
     def room(self) -> int:
         """Most tokens worth drafting now: depth of the tree."""
+        ...
+
+    @property
+    def plain(self) -> bool:
+        """Greedy decoding of raw logits: an argmax is all it takes."""
         ...
 
     def distribution(self, logits: Float[Tensor, " vocab"], drafted: list[int]) -> Float[Tensor, " vocab"]:
@@ -140,20 +146,27 @@ class AutoregressiveDrafter(Drafter):
     def _extend(self, row: Row, tree: TokenTree, step: Step, depth: int) -> bool:
         """Append the next token unless the policy stops; True if the row wants yet another."""
         logits, hidden = step.logits[row.slot], None if step.hidden is None else step.hidden[row.slot]
-        reads_q = row.sampling or row.policy.reads_q
-        q = row.distribution(self.widen(logits), tree.tokens[1:]) if reads_q else None
-        if not row.policy.keep(q, depth, hidden):  # before the draw: it must not depend on the token
+        q = self.distribution(row, logits, tree.tokens[1:]) if row.sampling or row.policy.reads_q else None
+        if not self.keeps(row, q, depth, hidden):  # before the draw: it must not depend on the token
             return False
-        token = self.best(logits) if q is None else row.draw(q)
+        token = self.best(logits) if q is None or row.plain else row.draw(q)
         tree.add(token, depth, self.source, q if row.sampling else None)
         return depth + 1 < min(row.room, self.longest) and row.policy.more(depth + 1)
 
     def best(self, logits: Float[Tensor, " tokens"]) -> int:
-        at = logits.argmax()
-        return int(at if self.tokens is None else self.tokens[at])
+        at = argmax(logits)
+        return at if self.tokens is None else int(self.tokens[at])
 
-    def widen(self, logits: Float[Tensor, " tokens"]) -> Float[Tensor, " vocab"]:
-        """Logits of the whole vocabulary: minus infinity where none are given."""
-        if self.tokens is None:
-            return logits
-        return logits.new_full((self.target.vocab_size,), -torch.inf).index_copy_(0, self.tokens, logits)
+    def distribution(self, row: Row, logits: Float[Tensor, " tokens"], drafted: list[int]) -> Float[Tensor, " _"]:
+        """What the row's next token is drawn from behind those that are `drafted`. Where none is drawn, and nothing is
+        processed, it is over `tokens` alone: a policy sees the same."""
+        if row.plain:
+            return logits.float().softmax(-1)
+        if self.tokens is not None:
+            every = logits.new_full((self.target.vocab_size,), -torch.inf)
+            logits = every.index_copy_(0, self.tokens, logits)
+        return row.distribution(logits, drafted)
+
+    def keeps(self, row: Row, q: Float[Tensor, " _"] | None, depth: int, hidden: Tensor | None) -> bool:
+        """Whether the row's policy keeps the token at `depth`; not if nothing of `tokens` is allowed there."""
+        return not (q is not None and q[0].isnan()) and row.policy.keep(q, depth, hidden)

@@ -17,7 +17,7 @@ from paceline.targets.target import Target
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 64  # tokens in front of the passes that are measured
-ROUNDS, DRAFTED = 8, 4  # of the measurement of what one drafted token costs
+ROUNDS, DRAFTED = 8, 4  # of the measurement of what one drafted token costs, as many rounds without
 TURNS, ENOUGH = 8, 0.4  # measurements of each width, or at least two in so many seconds
 
 
@@ -71,25 +71,43 @@ def step_cost(drafter: Drafter) -> float:
     """Of drafting and verifying one more token, in target passes of one token, batch 1. Drafters without a model draft
     for nothing."""
     if drafter not in _known_steps:
-        costs = costs_of(drafter.target)
-        draft = _measure_step(drafter) if isinstance(drafter, AutoregressiveDrafter) else 0.0
-        verify = (costs(DRAFTED + 1) - costs(1)) / DRAFTED
-        _known_steps[drafter] = (draft + verify) / costs(1)
+        plain, drafting, depth = (
+            _measure_rounds(drafter) if isinstance(drafter, AutoregressiveDrafter) else (0.0, 0.0, 0)
+        )
+        if not depth:  # nor where a tree's budget allows no node
+            costs = costs_of(drafter.target)
+            plain, drafting, depth = costs(1), costs(1 + DRAFTED), DRAFTED
+        _known_steps[drafter] = max(drafting - plain, 0.0) / depth / plain
     return _known_steps[drafter]
 
 
-def _measure_step(drafter: Drafter) -> float:
-    """The least that a drafted token took in some rounds."""
+def _measure_rounds(drafter: Drafter) -> tuple[float, float, int]:
+    """The least seconds of a round that drafts nothing and of one that drafts, and how much this one drafts. They take
+    turns, so that other work on the machine slows both."""
     from paceline.decoding.engine import Engine  # which imports the drafters
     from paceline.decoding.replay import Replay
     from paceline.policies.fixed import Fixed
 
-    new = (DRAFTED + 1) * ROUNDS
+    class ByTurns(Fixed):
+        drafts = False
+
+        def more(self, depth: int) -> bool:
+            return self.drafts and super().more(depth)
+
+        def observe(self, drafted: int, accepted: int) -> None:
+            self.drafts = not self.drafts
+
+    new = (1 + DRAFTED + 1) * ROUNDS
     prompt = max(1, min(CONTEXT, drafter.target.context - new))
-    request = Replay([0] * prompt, [0] * new, Fixed(k=DRAFTED))
-    for _ in islice(Engine(drafter.target, drafter).run([request]), ROUNDS):
+    request = Replay([0] * prompt, [0] * new, ByTurns(k=DRAFTED))
+    for _ in islice(Engine(drafter.target, drafter).run([request]), 2 * ROUNDS):
         pass
-    return min(record.seconds["draft"] / record.depth for record in request.stats.rounds if record.depth)
+    least: dict[int, float] = {}
+    for record in request.stats.rounds:
+        seconds = record.seconds["draft"] + record.seconds["verify"]
+        least[record.depth] = min(least.get(record.depth, seconds), seconds)
+    depth = max(least)
+    return least[0], least[depth], depth
 
 
 @torch.inference_mode()

@@ -8,7 +8,6 @@ on with after a given sequence stands side by side.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -120,8 +119,7 @@ def build_for(model: str, corpus: Sequence[Path], out: Path | None = None, *, pr
 
 def datastore_folder(model: str) -> Path:
     """Where a user's own datastore of a model lies, unless it is said to be elsewhere. `model`: folder or hub id."""
-    name = Path(model).name if Path(model).is_dir() else model
-    return store.root() / "rest" / re.sub(r"[^\w.-]+", "--", name)
+    return store.root() / "rest" / store.entry_name(model)
 
 
 def load_datastore(path: Path, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> Datastore:

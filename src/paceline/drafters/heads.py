@@ -8,6 +8,7 @@ machine in the user's cache.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -35,6 +36,8 @@ SHIPPED = Path(__file__).parents[1] / "checkpoints"
 AUTO = "auto"
 FORMAT = 1
 FINGERPRINT = "fingerprint"  # among the tensors of the file
+
+log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +197,11 @@ class TrainedHead(nn.Module):
         """
         wanted = {key: value for key, value in wanted.items() if value is not None}
         for folder in cls._folders(target):
-            facts = cls.facts(folder)
+            try:
+                facts = cls.facts(folder)
+            except CheckpointError as error:  # others may be whole
+                log.warning("%s", error)
+                continue
             if facts.get("target") == model_key(target) and wanted.items() <= {k: facts.get(k) for k in wanted}.items():
                 return folder
         with_these = "".join(f" with {key} = {value}" for key, value in wanted.items())

@@ -129,9 +129,13 @@ class Lookahead(Drafter):
         window.harvest = window.harvest * FADING + len(path) - 1
         if window.budget:
             window.budget.observe(row.ids[window.length :])
-        if not window.nodes:
-            return
-        answers = out.logits[window.nodes[-1]].argmax(-1).tolist()
+        if window.nodes:
+            self._learn(window, out.logits[window.nodes[-1]].argmax(-1).tolist())
+        for guesses in window.levels:
+            guesses.rotate(1 - len(path))
+
+    @staticmethod
+    def _learn(window: Window, answers: list[int]) -> None:
         for column, answer in enumerate(answers):
             window.remember((*(guesses[column] for guesses in window.levels), answer))
         # The next iteration: every level moves up, a step to the right, and the answers become the newest. That goes as
@@ -140,5 +144,3 @@ class Lookahead(Drafter):
         for column, answer in enumerate(answers):
             newest[column] = answer
         window.levels = [*window.levels[1:], newest]
-        for guesses in window.levels:
-            guesses.rotate(1 - len(path))

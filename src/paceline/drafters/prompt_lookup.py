@@ -61,7 +61,9 @@ class PromptLookup(TreeDrafter):
         return min(depth * self.branches, self.most)
 
     def remember(self, row: Row) -> NgramIndex:
-        return NgramIndex(self.ngram, keep=self.branches)
+        memory = NgramIndex(self.ngram, keep=self.branches)
+        memory.extend(row.ids)
+        return memory
 
     def propose(self, row: Row, memory: NgramIndex, depth: int, least: float) -> TokenTree:
         memory.extend(row.ids)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Integer
-from numba import njit
 
+from paceline.compiled import compiled
 from paceline.drafters.base import Row
 from paceline.drafters.datastore import Datastore, datastore_folder, load_datastore
 from paceline.drafters.tree import TokenTree
@@ -88,7 +88,7 @@ def lookup(store: Datastore, context: Integer[np.ndarray, " tokens"], shortest: 
     return _merge(store.tokens, places + length, depth, store.vocab)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _longest(
     tokens: np.ndarray, suffixes: np.ndarray, context: Integer[np.ndarray, " tokens"], shortest: int
 ) -> tuple[int, int, int]:
@@ -102,7 +102,7 @@ def _longest(
     return 0, 0, 0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _bound(tokens: np.ndarray, suffixes: np.ndarray, span: np.ndarray, behind: bool) -> int:
     """Where the suffixes that begin with `span` begin, or end."""
     low, high = 0, suffixes.size
@@ -123,7 +123,7 @@ def _bound(tokens: np.ndarray, suffixes: np.ndarray, span: np.ndarray, behind: b
     return low
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _merge(tokens: np.ndarray, places: Integer[np.ndarray, " continuations"], depth: int, vocab: int) -> Trie:
     """The trie of the texts at `places`, which are in lexicographic order: each shares its beginning with the last."""
     room = 1 + places.size * depth

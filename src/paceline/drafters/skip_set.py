@@ -76,7 +76,4 @@ def stored_path(target: Target) -> Path:
 
 def model_key(target: Target) -> str:
     """The model's name as a file name; for a named model its entry in the cache, which pins the weights."""
-    folder = Path(target.name)
-    if folder.parent == store.root() / "models":
-        return folder.name
-    return target.name.strip("/").replace("/", "--")
+    return store.entry_name(target.name)

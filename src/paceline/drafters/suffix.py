@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline.drafters.base import Row
 from paceline.drafters.tree import TokenTree
 from paceline.drafters.tree_drafter import TreeDrafter
@@ -61,6 +63,11 @@ class SuffixAutomaton:
         self._end.append(end)
         return len(self._next) - 1
 
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append what of a text it has not yet."""
+        for token in ids[len(self.ids) :]:
+            self.append(token)
+
     def _advance_match(self, token: int) -> None:
         while self._match and token not in self._next[self._match]:
             self._match = self._link[self._match]
@@ -85,11 +92,12 @@ class Suffix(TreeDrafter):
         self.shortest = shortest
 
     def remember(self, row: Row) -> SuffixAutomaton:
-        return SuffixAutomaton()
+        memory = SuffixAutomaton()
+        memory.extend(row.ids)
+        return memory
 
     def propose(self, row: Row, memory: SuffixAutomaton, depth: int, least: float) -> TokenTree:
-        for token in row.ids[len(memory.ids) :]:
-            memory.append(token)
+        memory.extend(row.ids)
         tree = TokenTree.root(row.ids[-1])
         if memory.matched < self.shortest:
             return tree

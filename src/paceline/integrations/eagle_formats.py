@@ -64,7 +64,10 @@ def read_eagle(folder: Path, target: Target) -> EagleHead:
         trained={"read from": str(folder)},
         model=_layers(config, 1 + max(found), target, folder),
     )
-    head = EagleHead(made, probe_features(target))
+    try:
+        head = EagleHead(made, probe_features(target))
+    except Exception as error:  # of transformers' modules, which look at values when they are made
+        raise CheckpointError(f"the configuration in {folder} does not make layers: {error!r}") from error
     own = {name: tensor for name, tensor in tensors.items() if name not in (EMBEDDING, OUTPUT)}
     ours = head.state_dict()
     require_shapes(own, {name.removeprefix(OURS): tensor.shape for name, tensor in ours.items()}, str(folder))
@@ -88,7 +91,7 @@ def _layers(config: dict[str, Any], layers: int, target: Target, folder: Path) -
 def _require_fit(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, folder: Path) -> None:
     """Raises CheckpointMismatch."""
     size, vocab = target.config.hidden_size, target.vocab_size
-    fc = tensors.get("fc.weight", torch.empty(size, 2 * size)).shape[0]
+    fc = next((len(tensor) for name, tensor in tensors.items() if name == "fc.weight" and tensor.dim() == 2), size)
     for seen, wanted, what in (
         (config.get("hidden_size", fc), size, "hidden states of"),
         (fc, size, "hidden states of"),

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,14 @@ log = logging.getLogger("paceline")
 def root() -> Path:
     """The cache folder: `$PACELINE_CACHE`, else `~/.cache/paceline`."""
     return Path(os.environ.get("PACELINE_CACHE") or "~/.cache/paceline").expanduser().absolute()
+
+
+def entry_name(location: str) -> str:
+    """A model's folder or hub id as a file name; for a named model its entry in the cache, which pins the weights."""
+    folder = Path(location)
+    if folder.parent == root() / "models":
+        return folder.name
+    return re.sub(r"[^\w.-]+", "--", location.strip("/"))
 
 
 def sha256(path: Path) -> str:

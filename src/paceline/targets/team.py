@@ -19,6 +19,8 @@ from numba import cfunc, njit, types
 from numba.core.types import ExternalFunction
 from numba.extending import intrinsic
 
+from paceline.compiled import keep
+
 _OPENMP = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier", "GOMP_parallel")
 
 # Any order of summation will do, as long as it is always the same: it may depend on the place of a value in its row,
@@ -81,10 +83,7 @@ class Kernel:
 
     def __init__(self, function: Callable[[Any], None]) -> None:
         signature = types.void(types.CPointer(types.int64))
-        try:
-            compiled = cfunc(signature, cache=True, **FAST)(function)
-        except RuntimeError:  # neither the package nor the home directory can be written: compile every time
-            compiled = cfunc(signature, **FAST)(function)
+        compiled = keep(cfunc(signature, **FAST), cfunc(signature, cache=True, **FAST), function)
         self._address = cast(int, compiled.address)
         self._serial = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
         self._keep_alive = compiled

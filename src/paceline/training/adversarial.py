@@ -45,7 +45,7 @@ class AdversarialOptions:
     patience: int = 0
 
     def __post_init__(self) -> None:
-        require(self.weight > 0, f"adversarial must be >= 0 (0: none), not {self.weight}")
+        require(self.weight > 0, f"the weight must be > 0, not {self.weight}")
         require(self.form in FORMS, f"discriminator must be {' or '.join(FORMS)}, not '{self.form}'")
         require(self.layers >= 1, f"discriminator-layers must be >= 1, not {self.layers}")
         require(self.lr > 0, f"discriminator-lr must be > 0, not {self.lr}")
@@ -111,7 +111,8 @@ class Adversarial(Task):
         # Measurements in a row at equilibrium, once the discriminator has been better than that; before, -1.
         self._level = torch.tensor(-1)
         self._module.register_buffer("level", self._level)
-        self._low = 0
+        self._low = torch.tensor(0)  # steps in a row at which its loss was low
+        self._module.register_buffer("low", self._low)
 
     @property
     def head(self) -> Any:
@@ -125,16 +126,16 @@ class Adversarial(Task):
     def players(self) -> list[Player]:
         return [
             Player("head", self.task.module, self.loss),
-            Player("discriminator", self.discriminator, self.judge, self.options.lr),
+            Player("discriminator", self.discriminator, self.discriminator_loss, self.options.lr),
         ]
 
     def loss(self, batch: Batch) -> Float[Tensor, ""]:
         """Eq. 5. The gradient reaches the head through its logits: nothing is sampled."""
         drafts = self.task.drafts(batch)
-        verdict = self.discriminator(drafts.seen, drafts.logits.float())
+        verdict = self.discriminator(drafts.hidden, drafts.logits.float())
         return drafts.loss + self.options.weight * (drafts.weights * functional.softplus(-verdict)).sum()
 
-    def judge(self, batch: Batch) -> Float[Tensor, ""]:
+    def discriminator_loss(self, batch: Batch) -> Float[Tensor, ""]:
         """Eq. 6."""
         drafted, real, weights = self._verdicts(batch, learning=True)
         return (weights * (functional.softplus(drafted) + functional.softplus(-real))).sum()
@@ -144,7 +145,10 @@ class Adversarial(Task):
         with torch.no_grad():
             drafts = self.task.drafts(batch, learning)
             real = drafts.truth @ self.matrix.T
-        judged = self.discriminator(drafts.seen, drafts.logits.float()), self.discriminator(drafts.seen, real.float())
+        judged = (
+            self.discriminator(drafts.hidden, drafts.logits.float()),
+            self.discriminator(drafts.hidden, real.float()),
+        )
         return *judged, drafts.weights
 
     def count(self, batch: Batch) -> Float[Tensor, " counts"]:
@@ -168,8 +172,8 @@ class Adversarial(Task):
 
     def watch(self, losses: dict[str, float]) -> None:
         """Warn once of a discriminator that has long been right about everything: nothing is to be learnt from it."""
-        self._low = self._low + 1 if losses["discriminator"] < COLLAPSED else 0
-        if self._low == LONG:
+        self._low.copy_(self._low + 1 if losses["discriminator"] < COLLAPSED else torch.zeros_like(self._low))
+        if int(self._low) == LONG:
             log.warning(
                 "The discriminator has collapsed: its loss was below %g for %d steps, so the head learns nothing more "
                 "from it. Take a lower --discriminator-lr, fewer --discriminator-layers or a higher --adversarial.",

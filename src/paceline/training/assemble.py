@@ -18,8 +18,8 @@ from paceline.registry import require
 from paceline.targets import DEFAULT_TIER, make_target
 from paceline.targets.sources import load_model, resolve
 from paceline.targets.target import Target, as_target
-from paceline.training.dataset import Dataset
-from paceline.training.early_exit import EarlyExit, ExitConfig, frequent_tokens
+from paceline.training.dataset import Dataset, frequent_tokens
+from paceline.training.early_exit import EarlyExit, ExitConfig
 from paceline.training.features import FeatureStore
 from paceline.training.frozen import Frozen, FrozenLayers, cut
 from paceline.training.start import fit_output
@@ -37,20 +37,17 @@ class Assembled(NamedTuple):
     total: int  # of the whole target
 
 
-def early_exit(
-    name: str,
-    folders: Sequence[Path],
-    config: ExitConfig,
-    training: TrainConfig,
-    device: torch.device,
-    tier: str | None = None,
-    told: Callable[[int, int], None] = lambda done, of: None,
-) -> Assembled:
-    """An exit head to train for the model called `name`, on the data of `folders`.
+class How(NamedTuple):
+    """How a head is trained, whatever its kind."""
 
-    Args:
-        tier: which computes the frozen layers.
-        told: of tokens whose hidden states have been stored, and of how many.
+    training: TrainConfig
+    device: torch.device
+    tier: str | None = None  # which computes the frozen layers
+    told: Callable[[int, int], None] = lambda done, of: None  # of tokens whose states have been stored, of how many
+
+
+def early_exit(name: str, folders: Sequence[Path], config: ExitConfig, how: How) -> Assembled:
+    """An exit head to train for the model called `name`, on the data of `folders`.
 
     Raises:
         ModelError, UnsupportedModel: the model cannot be found, or its layers do not run one by one.
@@ -63,7 +60,7 @@ def early_exit(
     require(1 <= config.layers < count, f"layers must lie in 1 .. {count - 1}, not {config.layers}")
     follow = config.start == "fitted" and config.layers + config.exit_layers <= count
     model = cut(model, config.layers + (config.exit_layers if follow else 0), max(1, config.exit_layers))
-    dtype = torch.float32 if device.type == "cpu" else model.dtype
+    dtype = torch.float32 if how.device.type == "cpu" else model.dtype
     model = model.float()  # for a fingerprint that does not depend on how training computes
     target = as_target(model)
     head = ExitHead.from_target(
@@ -74,16 +71,16 @@ def early_exit(
         rank=config.rank,
         copied=config.layers if follow else None,
     )
-    head.to(device)
-    matrix = model.get_output_embeddings().weight.detach().to(device, copy=True)
-    model = nn.Module.to(cut(model, config.layers), device, dtype)
+    head.to(how.device)
+    matrix = model.get_output_embeddings().weight.detach().to(how.device, copy=True)
+    model = nn.Module.to(cut(model, config.layers), how.device, dtype)
     loaded = parameters(model) + head.parameter_counts()["total"]
     frozen: Frozen
-    frozen = first = FrozenLayers(fast(model, tokenizer, tier), config.layers)
+    frozen = first = FrozenLayers(fast(model, tokenizer, how.tier), config.layers)
     if config.stored:
-        frozen = FeatureStore(first, data, head.fingerprint, config.store_limit, told)
+        frozen = FeatureStore(first, data, head.fingerprint, config.store_limit, how.told)
     if config.start == "fitted":
-        fit_output(head, matrix, frozen, data, data.split(training.held_back, training.seed)[0])
+        fit_output(head, matrix, frozen, data, data.split(how.training.held_back, how.training.seed)[0])
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     return Assembled(EarlyExit(head, frozen, config.objective), data, head.stored_path(target), settings, loaded, total)
 

@@ -18,19 +18,15 @@ from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.trigram.matrix import fingerprint
 from paceline.targets.target import Target, as_target
 from paceline.training.adversarial import Adversarial, AdversarialOptions, Discriminator
-from paceline.training.assemble import Assembled, facts, fast, load_as_stored, parameters
-from paceline.training.dataset import Dataset
+from paceline.training.assemble import Assembled, How, facts, fast, load_as_stored, parameters
+from paceline.training.dataset import Dataset, frequent_tokens
 from paceline.training.eagle import Eagle, EagleOptions
-from paceline.training.early_exit import frequent_tokens
 from paceline.training.features import FeatureStore
 from paceline.training.frozen import Frozen, FrozenLayers
 from paceline.training.heads import HeadOptions, HeadTask
-from paceline.training.medusa import Medusa, MedusaOptions, unlike
+from paceline.training.medusa import Medusa, MedusaOptions, break_symmetry
 from paceline.training.start import fit_eagle, fit_medusa
 from paceline.training.task import Task
-from paceline.training.trainer import TrainConfig
-
-Told = Callable[[int, int], None]
 
 
 class Setting(NamedTuple):
@@ -46,14 +42,7 @@ class Setting(NamedTuple):
 
 
 def medusa(
-    name: str,
-    folders: Sequence[Path],
-    config: MedusaOptions,
-    training: TrainConfig,
-    device: torch.device,
-    adversarial: AdversarialOptions | None = None,
-    tier: str | None = None,
-    told: Told = lambda done, of: None,
+    name: str, folders: Sequence[Path], config: MedusaOptions, how: How, adversarial: AdversarialOptions | None = None
 ) -> Assembled:
     """Medusa heads to train for the model called `name`, on the data of `folders`; errors as of `early_exit`."""
     setting = _setting(name, folders, config)
@@ -64,45 +53,21 @@ def medusa(
         vocabulary=config.vocabulary,
         tokens=setting.tokens,
     )
-    unlike(head, training.seed)
+    break_symmetry(head, how.training.seed)
     return _assembled(
-        setting,
-        head,
-        fit_medusa,
-        lambda features: Medusa(head, features, config.objective),
-        config,
-        training,
-        device,
-        adversarial,
-        tier,
-        told,
+        setting, head, fit_medusa, lambda features: Medusa(head, features, config.objective), config, how, adversarial
     )
 
 
 def eagle(
-    name: str,
-    folders: Sequence[Path],
-    config: EagleOptions,
-    training: TrainConfig,
-    device: torch.device,
-    adversarial: AdversarialOptions | None = None,
-    tier: str | None = None,
-    told: Told = lambda done, of: None,
+    name: str, folders: Sequence[Path], config: EagleOptions, how: How, adversarial: AdversarialOptions | None = None
 ) -> Assembled:
     """An EAGLE head, as `medusa`."""
     setting = _setting(name, folders, config)
-    head = EagleHead.from_target(setting.model, config.layers, tokens=setting.tokens, seed=training.seed)
+    head = EagleHead.from_target(setting.model, config.layers, tokens=setting.tokens, seed=how.training.seed)
+    seed = how.training.seed
     return _assembled(
-        setting,
-        head,
-        fit_eagle,
-        lambda features: Eagle(head, features, config, training.seed),
-        config,
-        training,
-        device,
-        adversarial,
-        tier,
-        told,
+        setting, head, fit_eagle, lambda features: Eagle(head, features, config, seed), config, how, adversarial
     )
 
 
@@ -121,13 +86,10 @@ def _assembled(
     fit: Callable[[Any, Frozen, Dataset, Sequence[int]], None],
     task: Callable[[Frozen], HeadTask],
     config: HeadOptions,
-    training: TrainConfig,
-    device: torch.device,
+    how: How,
     adversarial: AdversarialOptions | None,
-    tier: str | None,
-    told: Told,
 ) -> Assembled:
-    model, data = setting.model, setting.data
+    model, data, (training, device, tier, told) = setting.model, setting.data, how
     home = head.stored_path(setting.target) / f"k{config.layers}{'-adv' if adversarial else ''}"
     dtype = torch.float32 if device.type == "cpu" else setting.dtype
     head.to(device)

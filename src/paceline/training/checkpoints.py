@@ -75,5 +75,6 @@ class Checkpoints:
 
     def _check(self, settings: dict[str, Any]) -> None:
         mine = self.settings
-        if differing := [key for key in {**mine, **settings} if mine.get(key) != settings.get(key)]:
+        keys = {**mine, **settings}.keys() - {"keep"}
+        if differing := sorted(key.replace("_", "-") for key in keys if mine.get(key) != settings.get(key)):
             raise OptionError(f"the training in {self.out} was begun with another {', '.join(differing)}")

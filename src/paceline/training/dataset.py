@@ -174,3 +174,13 @@ def _padded(rows: Sequence[Tensor], width: int, value: float) -> Tensor:
     for index, row in enumerate(rows):
         full[index, : len(row)] = row
     return full
+
+
+def frequent_tokens(
+    frequencies: Float[Tensor, " vocab"], count: int | None, always: tuple[int, ...]
+) -> list[int] | None:
+    """The `count` most frequent tokens, those of `always` among them; None: all."""
+    if count is None or count >= len(frequencies):
+        return None
+    order = frequencies.argsort(descending=True, stable=True).tolist()
+    return sorted([*always, *(token for token in order if token not in always)][:count])

@@ -94,7 +94,9 @@ class Eagle(HeadTask):
         """Drawn by what is in the batch, so that it is the same for any number of processes, and after a resumption."""
         drawn = np.random.default_rng([self.seed, *(row.start for row in batch.rows)])
         uniform = torch.from_numpy(drawn.random(features.shape, np.float32)).to(features)
-        return self.options.noise * features.square().mean().sqrt() * (2 * uniform - 1)
+        there = torch.arange(features.shape[1]) < torch.tensor([[len(row)] for row in batch.rows])
+        size = features[there.to(features.device)].square().mean().sqrt()
+        return self.options.noise * size * (2 * uniform - 1)
 
     def count(self, batch: Batch) -> Float[Tensor, " counts"]:
         features = self.features(batch).to(self.head.fc.weight.dtype)

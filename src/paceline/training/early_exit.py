@@ -88,13 +88,3 @@ class EarlyExit(Task):
     def _loss(self, logits: Float[Tensor, "n vocab"], batch: Batch, asked: Bool[Tensor, "batch tokens"]) -> Tensor:
         tokens, weights = soft_labels(self.objective, batch.labels[asked], batch.top_ids[asked], batch.top_logp[asked])
         return soft_cross_entropy(logits, self.head.labels(tokens), weights)
-
-
-def frequent_tokens(
-    frequencies: Float[Tensor, " vocab"], count: int | None, always: tuple[int, ...]
-) -> list[int] | None:
-    """The `count` most frequent tokens, those of `always` among them; None: all."""
-    if count is None or count >= len(frequencies):
-        return None
-    order = frequencies.argsort(descending=True, stable=True).tolist()
-    return sorted([*always, *(token for token in order if token not in always)][:count])

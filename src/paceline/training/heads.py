@@ -38,7 +38,7 @@ class Drafts(NamedTuple):
 
     logits: Float[Tensor, "n vocab"]  # over its own tokens
     weights: Float[Tensor, " n"]  # their parts in losses; they sum to the labels of the batch, or a little less
-    seen: Float[Tensor, "n hidden"]  # the target's feature that the draft began from
+    hidden: Float[Tensor, "n hidden"]  # the target's feature that the draft began from
     truth: Float[Tensor, "n hidden"]  # the feature that the target's own logits for the same token come from
     loss: Float[Tensor, ""]  # supervised, summed
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from paceline.drafters.medusa.head import MedusaHead
+from paceline.drafters.medusa.head import RANKS, MedusaHead
 from paceline.registry import require
 from paceline.training.acceptance import COUNTS, draft_counts, figures, tally
 from paceline.training.dataset import IGNORE, Batch
@@ -19,7 +19,6 @@ from paceline.training.heads import Drafts, HeadOptions, HeadTask, ahead
 from paceline.training.samples import UNKNOWN
 
 DECAY = 0.8  # a head's weight in the loss, relative to the one before it (Medusa, section 2.2.1)
-RANKS = 10  # of a head's choices, how many have their accuracy measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +92,7 @@ class Medusa(HeadTask):
 
 
 @torch.no_grad()
-def unlike(head: MedusaHead, seed: int) -> None:
+def break_symmetry(head: MedusaHead, seed: int) -> None:
     """Make the K blocks of a head differ a little: where all are zero they learn the same for long."""
     first = head.weight[:-1]
     noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(seed))

@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
+from paceline.errors import DataError
 from paceline.training.dataset import IGNORE, Batch, Dataset
 from paceline.training.frozen import Frozen
 from paceline.training.heads import ahead
@@ -38,6 +39,8 @@ class Regression:
         return self.seen >= TOKENS
 
     def solve(self) -> Float[Tensor, "outputs inputs"]:
+        if not self.seen:
+            raise DataError("the samples are too short for this head: there is nothing to learn so far ahead")
         damping = RIDGE * self.squares.diagonal().mean()
         damped = self.squares + damping * torch.eye(len(self.squares), dtype=torch.float64, device=self.squares.device)
         return torch.linalg.solve(damped, self.products).T.float()
@@ -98,7 +101,7 @@ def fit_output(
             break
     folded = found.solve()
     rows = (matrix if head.tokens is None else matrix[head.tokens]).float()
-    labels, best = head.labels(tokens[:, 0]), torch.inf
+    labels, best, chosen = head.labels(tokens[:, 0]), torch.inf, rows
     for output in (rows, rows @ folded):  # as it is where the head's layers are the target's last
         head.set_output(output)
         logits = head.outputs(states)

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from paceline.api import LLM
 from paceline.decoding.request import Request
+from paceline.drafters.base import Drafter
 from paceline.drafters.skip_set import model_key
 from paceline.errors import DataError
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.predictors import signals
 from paceline.registry import Spec, require
+from paceline.targets.store import sha256
 from paceline.training.samples import Manifest
 from paceline.training.stop_data import Example, Examples
 
@@ -87,7 +89,7 @@ def collect(
     manifest = Manifest(folder) if folder else None
     if manifest:
         asked = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-        manifest.open({**facts, "drafter": method or drafter.source, "prompts": asked})
+        manifest.open({**facts, "drafter": method or drafter.source, "head": _head(drafter), "prompts": asked})
     hidden = drafter.hidden_width is not None and target.has_blocks
     recording = LLM(target, drafter, Spec("record", Recorder, {"k": k, "hidden": hidden}), llm.verifier)
     parts: list[Examples] = []
@@ -113,6 +115,14 @@ def collect(
     if not parts:
         raise DataError(f"{drafter.source} drafted nothing for these prompts: there is nothing to learn from")
     return Examples.joined(parts)
+
+
+def _head(drafter: Drafter) -> str | None:
+    """Which head it drafts with: `auto` may find another one next time."""
+    if drafter.folder is None:
+        return None
+    path = drafter.folder / f"{drafter.source}.json"
+    return sha256(path) if path.exists() else str(drafter.folder)
 
 
 def _record(

@@ -157,7 +157,7 @@ class Trainer:
             if due:
                 measured = self.measure()
                 ends = self.task.ends(measured)
-                self._save(measured)
+                self._save(measured, ends or self.step == of)
             loss, *others = losses.items()
             logged = {"loss": loss[1], **{f"{name}_loss": value for name, value in others}, "lr": lr}
             self._note({"step": self.step, **logged, **(measured if due else {})})
@@ -231,11 +231,12 @@ class Trainer:
     def _summed(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, "sum") if self.accelerator.num_processes > 1 else tensor
 
-    def _save(self, measured: dict[str, float]) -> None:
+    def _save(self, measured: dict[str, float], ended: bool) -> None:
         if self.accelerator.is_main_process:
-            self.checkpoints.save(self.step, self.task.module, self.optimizer)
-            about = {"step": self.step, "steps": len(self.steps), "measured": measured}
+            about = {"step": self.step, "steps": len(self.steps), "ended": ended, "measured": measured}
             self.task.save(self.out, self.checkpoints.settings | about)
+            # Last: from the last checkpoint on there is nothing to resume, nor to write again.
+            self.checkpoints.save(self.step, self.task.module, self.optimizer)
         self.accelerator.wait_for_everyone()
 
     def _note(self, facts: dict[str, float]) -> None:

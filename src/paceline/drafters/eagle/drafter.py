@@ -133,8 +133,8 @@ class Eagle(AutoregressiveDrafter):
     def _grow(self, row: Row, tree: DynamicTree, logits: Float[Tensor, "width tokens"], depth: int, rows: int) -> bool:
         """Add a level of candidates unless the policy stops; True if the row wants yet another."""
         path = [tree.expanded.tokens[node] for node in tree.expanded.path(tree.newest[0])[1:]]
-        q = row.distribution(self.widen(logits[0]), path) if row.policy.reads_q else None
-        if not row.policy.keep(q, depth, self._features[row.slot, 0]):
+        q = self.distribution(row, logits[0], path) if row.policy.reads_q else None
+        if not self.keeps(row, q, depth, self._features[row.slot, 0]):
             return False
         logps, at = logits.log_softmax(-1).topk(self.tree)
         tree.propose((at if self.tokens is None else self.tokens[at]).tolist(), logps.tolist())

@@ -33,7 +33,8 @@ class Forward:
         self.target, self.count = target, head.config.layers
         self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach())
         rows = None if head.tokens is None else output_rows(target, head.tokens)
-        head.lm.set_output_embeddings(_matrix(output_rows(target, torch.arange(1)) if rows is None else rows))
+        unused = torch.zeros(1, target.config.hidden_size, dtype=target.dtype, device=target.device)
+        head.lm.set_output_embeddings(_matrix(unused if rows is None else rows))
         self.layers = fast_layers(head.lm, target)
         self.logits = target.logits if rows is None else self.layers.logits
         self.cache: KVCache

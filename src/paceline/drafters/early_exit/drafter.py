@@ -96,8 +96,8 @@ class EarlyExit(AutoregressiveDrafter):
     def _grow(self, row: Row, beam: Beam, logits: Float[Tensor, "width tokens"], hidden: Tensor, depth: int) -> bool:
         """Add a level to a row's tree unless the policy stops; True if the row wants yet another."""
         path = [beam.tree.tokens[node] for node in beam.tree.path(beam.newest[0])[1:]]
-        q = row.distribution(self.widen(logits[0]), path) if row.policy.reads_q else None
-        keep = row.policy.keep(q, depth, hidden[row.slot, 0])
+        q = self.distribution(row, logits[0], path) if row.policy.reads_q else None
+        keep = self.keeps(row, q, depth, hidden[row.slot, 0])
         if keep:
             scores, best = logits.log_softmax(-1).topk(self.tree)
             beam.propose((best if self.tokens is None else self.tokens[best]).tolist(), scores.tolist())

@@ -15,7 +15,7 @@ from paceline.drafters.budget import AUTO, Budget
 from paceline.drafters.costs import costs_of
 from paceline.drafters.heads import with_blocks
 from paceline.drafters.medusa.forward import Forward, Guesses
-from paceline.drafters.medusa.head import MedusaHead
+from paceline.drafters.medusa.head import RANKS, MedusaHead
 from paceline.drafters.medusa.tree import Choice, Node, likeliest
 from paceline.drafters.tree import TokenTree
 from paceline.drafters.tree_drafter import most_nodes
@@ -23,7 +23,6 @@ from paceline.registry import require
 from paceline.targets.target import PassOutput, Target
 
 CHAIN, STATIC, DYNAMIC = TREES = ("chain", "static", "dynamic")
-RANKS = 10  # of a head's choices, how many may stand in a tree
 
 
 @dataclass
@@ -128,8 +127,8 @@ class Medusa(AutoregressiveDrafter):
         depth, drafted = 0, list[int]()
         while depth < min(row.room, self.longest) and row.policy.more(depth):
             logits, hidden = self.guesses.logits[row.slot, depth], self.guesses.states[row.slot, depth]
-            q = row.distribution(self.widen(logits), drafted) if row.policy.reads_q else None
-            if not row.policy.keep(q, depth, hidden):
+            q = self.distribution(row, logits, drafted) if row.policy.reads_q else None
+            if not self.keeps(row, q, depth, hidden):
                 break
             if row.policy.reads_q:
                 drafted.append(self.best(logits))

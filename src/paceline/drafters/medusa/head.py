@@ -19,6 +19,7 @@ from paceline.registry import require
 from paceline.targets.target import Target, as_target
 
 OWN, SHARED, OF_TARGET = VOCABULARIES = ("own", "shared", "target")
+RANKS = 10  # of a head's choices, how many have their accuracy measured, and may stand in a tree
 
 
 @dataclass(frozen=True, kw_only=True)

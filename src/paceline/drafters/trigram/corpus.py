@@ -47,12 +47,22 @@ def texts(path: Path, chat: Chat, moved: Callable[[int], None] = lambda _: None)
         for piece in _rows(path, text, chat) if ".jsonl" in path.suffixes else _pieces(text):
             if "\0" in piece:
                 raise CorpusError(f"{path} is binary, not text")
+            if not _is_whole(piece):  # which no tokenizer takes
+                raise CorpusError(f"{path} has half a character (a lone surrogate, such as \\ud83d) in a text")
             if piece.strip():
                 empty = False
                 yield piece
             moved(position())
     if empty:
         raise CorpusError(f"{path} is empty: it has no text")
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextmanager

@@ -171,5 +171,5 @@ def find_matrix(target: Target, matrix: str | None) -> Matrix | None:
             try:
                 return load_matrix(path, target.tokenizer, target.vocab_size)
             except ModelError as error:
-                log.info("trigram: not using %s: %s", path, error)
+                log.log(logging.INFO if SHIPPED in path.parents else logging.WARNING, "trigram: %s", error)
     return None

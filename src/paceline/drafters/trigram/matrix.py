@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,8 +91,7 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def matrix_folder(model: str) -> Path:
     """Where a user's own matrix of a model lies, unless it is said to be elsewhere. `model`: its folder or hub id."""
-    name = Path(model).name if Path(model).is_dir() else model
-    return store.root() / "trigram" / re.sub(r"[^\w.-]+", "--", name)
+    return store.root() / "trigram" / store.entry_name(model)
 
 
 def load_matrix(path: Path, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> Matrix:

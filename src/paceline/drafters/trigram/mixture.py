@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Integer
-from numba import njit
 
+from paceline.compiled import compiled
 from paceline.drafters.trigram.matrix import PROBABILITIES, Table
 from paceline.drafters.trigram.overlay import SEED, Counts, find, int64, step
 
@@ -43,7 +43,7 @@ class Ngrams(NamedTuple):
     rule: Rule
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def successors(ngrams: Ngrams, context: Integer[np.ndarray, " n-1"], tokens: Any, probs: Any) -> int:
     """Write what may follow `context` and its probabilities into `tokens` and `probs` `[WIDTH]`; returns how many.
 
@@ -69,7 +69,7 @@ def successors(ngrams: Ngrams, context: Integer[np.ndarray, " n-1"], tokens: Any
     return size
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _literal(ngrams: Ngrams, context: np.ndarray, tokens: np.ndarray, probs: np.ndarray) -> int:
     """The paper's: the matrix at order n, where Algorithm 2 raised each n-gram by `increment` a time, to `max_prob`."""
     rule, table = ngrams.rule, ngrams.tables[0]
@@ -92,7 +92,7 @@ def _literal(ngrams: Ngrams, context: np.ndarray, tokens: np.ndarray, probs: np.
     return size
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _from_counts(
     counts: Counts, scale: float, hashed: np.uint64, left: float, size: int, tokens: np.ndarray, probs: np.ndarray
 ) -> tuple[int, float]:
@@ -110,7 +110,7 @@ def _from_counts(
     return size, left * novel / total
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add(tokens: np.ndarray, probs: np.ndarray, size: int, known: int, token: int, p: float) -> int:
     """Give `p` to `token`, which may be among the first `known` already; returns the new size."""
     place = _place(tokens, size, known, token)
@@ -122,7 +122,7 @@ def _add(tokens: np.ndarray, probs: np.ndarray, size: int, known: int, token: in
     return size
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _place(tokens: np.ndarray, size: int, known: int, token: int) -> int:
     """Where `token` is among the first `known`, or else will be; -1 if there is no room."""
     for place in range(known):
@@ -131,7 +131,7 @@ def _place(tokens: np.ndarray, size: int, known: int, token: int) -> int:
     return size if size < tokens.size else -1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _hash(context: np.ndarray, order: int) -> np.uint64:
     hashed = SEED
     for back in range(1, order):
@@ -139,7 +139,7 @@ def _hash(context: np.ndarray, order: int) -> np.uint64:
     return hashed
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find(table: Table, context: np.ndarray, order: int, bits: int) -> tuple[int, int]:
     """Where the successors of the context's last `order - 1` tokens begin and end in the table."""
     vocab, first = table.heads.size - 1, context.size - order + 1

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Integer
-from numba import njit
+
+from paceline.compiled import compiled
 
 int64: Any = np.int64  # of one type in compiled code, where a literal has its own; type checkers want int
 
@@ -109,7 +110,7 @@ class Overlay:
         return copy
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def step(hashed: np.uint64, token: int) -> np.uint64:
     """The hash of a context, one more token to the left of what `hashed` covers."""
     mixed = (hashed ^ np.uint64(token)) * _PRIME
@@ -117,7 +118,7 @@ def step(hashed: np.uint64, token: int) -> np.uint64:
     return mixed | _ONE  # 0 marks a free slot
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def find(counts: Counts, hashed: np.uint64) -> int:
     """The slot of a context, or the free slot where it belongs."""
     last = counts.slots.size - 1
@@ -127,7 +128,7 @@ def find(counts: Counts, hashed: np.uint64) -> int:
     return slot
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _increment(counts: Counts, hashed: np.uint64, token: int, weight: float) -> None:
     entries, context = counts.entries, counts.slots[find(counts, hashed)]
     if context.hash == 0:
@@ -152,7 +153,7 @@ def _increment(counts: Counts, hashed: np.uint64, token: int, weight: float) -> 
     context.first = place
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _learn(counts: Counts, ids: np.ndarray, start: int, shortest: int, longest: int, weight: float) -> None:
     for end in range(start, ids.size):
         hashed = SEED
@@ -162,7 +163,7 @@ def _learn(counts: Counts, ids: np.ndarray, start: int, shortest: int, longest: 
                 _increment(counts, hashed, ids[end], weight)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _rebuild(old: Counts, new: Counts, factor: float, least: float) -> None:
     """Fill the empty `new` with the counts of `old` times `factor`, those below `least` left out."""
     for slot in range(old.slots.size):

@@ -2,8 +2,6 @@
 
 The best continuations are drawn from one tree of contexts, in the order of their value, so that a smaller draft is
 always the beginning of a larger one.
-
-numba caches what it compiled by the date of this file alone: after a change to `mixture.py` or `overlay.py`, touch it.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Integer
-from numba import njit
 
+from paceline.compiled import compiled
 from paceline.drafters.trigram.mixture import WIDTH, Ngrams, successors
 from paceline.drafters.trigram.overlay import int64
 
@@ -80,7 +78,7 @@ def new_arena(order: int, iterations: int, nodes: int) -> Arena:
     )
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: Arena, random: Any) -> int:
     """Search behind the request's last tokens `tail`; returns the number of nodes of the draft in `arena.drawn`.
 
@@ -108,7 +106,7 @@ def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: A
     return _draw(ngrams, arena, used, tail, plan)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _select(nodes: np.ndarray, node: int, plan: Plan) -> int:
     """The child with the highest score of eq. 2 and 3."""
     first = int(nodes[node].first)
@@ -130,7 +128,7 @@ def _select(nodes: np.ndarray, node: int, plan: Plan) -> int:
     return chosen
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _expand(ngrams: Ngrams, arena: Arena, node: int, used: int, tail: np.ndarray) -> int:
     """Add the successors of a node as its children; returns how much of the arena is used then."""
     _load_context(arena, node, tail)
@@ -145,7 +143,7 @@ def _expand(ngrams: Ngrams, arena: Arena, node: int, used: int, tail: np.ndarray
     return used + count
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _simulate(ngrams: Ngrams, arena: Arena, node: int, tail: np.ndarray, plan: Plan, random: np.ndarray) -> float:
     """Go on at random from a node to the full depth; the reward of the whole path.
 
@@ -177,7 +175,7 @@ def _simulate(ngrams: Ngrams, arena: Arena, node: int, tail: np.ndarray, plan: P
     return 1.0 + reward if plan.literal else reward / plan.depth
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _draw(ngrams: Ngrams, arena: Arena, used: int, tail: np.ndarray, plan: Plan) -> int:
     """Draw the draft from the tree, the best node first and parents before children, looking up what MCTS did not.
 
@@ -214,7 +212,7 @@ def _draw(ngrams: Ngrams, arena: Arena, used: int, tail: np.ndarray, plan: Plan)
     return drawn
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _worth(node: Any, plan: Plan) -> float:
     """What a node is ranked by; never less than its children. Ties go by path probability."""
     if plan.rank == BY_LEVEL:
@@ -226,7 +224,7 @@ def _worth(node: Any, plan: Plan) -> float:
     return node.path
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _load_context(arena: Arena, node: int, tail: np.ndarray) -> None:
     """Put the last n - 1 tokens up to and including a node into `arena.context`."""
     at = arena.context.size - 1
@@ -237,7 +235,7 @@ def _load_context(arena: Arena, node: int, tail: np.ndarray) -> None:
         arena.context[at - back] = tail[tail.size - 1 - back]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _push(heap: np.ndarray, size: int, node: int, worth: float) -> None:
     """Add a node to the first `size` of the heap."""
     at = size
@@ -247,7 +245,7 @@ def _push(heap: np.ndarray, size: int, node: int, worth: float) -> None:
     heap[at].node, heap[at].worth = node, worth
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _pop(heap: np.ndarray, size: int) -> int:
     """Take the best node off the heap, of which `size` stay."""
     top, at, child = int(heap[0].node), 0, 1
@@ -263,7 +261,7 @@ def _pop(heap: np.ndarray, size: int) -> int:
     return top
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _uniform(state: np.ndarray) -> float:
     """The next number of a splitmix64 generator, in [0, 1): numba's own random state is the whole thread's."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
