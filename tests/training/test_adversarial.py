@@ -78,7 +78,7 @@ def test_players_take_turns(tiny_model_dir: Path, tiny_data: Path, tmp_path: Pat
         return [torch.cat([w.detach().flatten() for w in player.module.parameters()]) for player in task.players]
 
     before = state()
-    for name in ("loss", "judge"):
+    for name in ("loss", "discriminator_loss"):
         own = getattr(task, name)
 
         def noted(batch: object, name: str = name, own: object = own) -> object:
@@ -93,8 +93,8 @@ def test_players_take_turns(tiny_model_dir: Path, tiny_data: Path, tmp_path: Pat
     play(task, tiny_data, config, tmp_path)
     assert seen == [
         ("loss", False, False),
-        ("judge", True, False),
-        *[("loss", False, True), ("judge", True, False)] * 3,
+        ("discriminator_loss", True, False),
+        *[("loss", False, True), ("discriminator_loss", True, False)] * 3,
     ]
 
 

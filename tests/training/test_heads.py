@@ -143,7 +143,7 @@ def test_start(kind: str, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path)
     p /= p.sum()
     assert trainer(made, tmp_path).measure()["held_back_loss"] < -(p * p.log()).sum()
     other = KINDS[kind][0](
-        str(tiny_model_dir), [tiny_data], KINDS[kind][1](layers=2, vocab=120), TrainConfig(seed=1), CPU
+        str(tiny_model_dir), [tiny_data], KINDS[kind][1](layers=2, vocab=120), How(TrainConfig(seed=1), CPU)
     )
     assert any((a != b).any() for a, b in zip(made.task.head.parameters(), other.task.head.parameters(), strict=True))
 

@@ -36,8 +36,9 @@ def walk(tree: TokenTree, choice: Sequence[int]) -> Outcome:
     return Outcome(path, choice[path[-1]])
 
 
-def argmax(logits: Float[Tensor, "*rows vocab"]) -> list[Any]:
-    """Greedy choices. On the CPU by numpy, which takes a tenth of torch's time and waits for no other thread."""
+def argmax(logits: Float[Tensor, "*rows vocab"]) -> Any:
+    """Greedy choices: of a row an int, of rows a list. On the CPU by numpy, which takes a tenth of torch's time and
+    waits for no other thread."""
     if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
         return logits.numpy().argmax(-1).tolist()
     return logits.argmax(-1).tolist()

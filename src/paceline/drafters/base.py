@@ -154,7 +154,7 @@ class AutoregressiveDrafter(Drafter):
         return depth + 1 < min(row.room, self.longest) and row.policy.more(depth + 1)
 
     def best(self, logits: Float[Tensor, " tokens"]) -> int:
-        at = argmax(logits)
+        at: int = argmax(logits)
         return at if self.tokens is None else int(self.tokens[at])
 
     def distribution(self, row: Row, logits: Float[Tensor, " tokens"], drafted: list[int]) -> Float[Tensor, " _"]:
