@@ -21,7 +21,7 @@ from paceline.drafters.tree import TokenTree
 
 AUTO = "auto"
 
-TRUST = 0.7  # of the tokens that drafters expect to be right so many are, until the request shows better
+TRUST = 0.5  # of the tokens that drafters expect to be right so many are, until the request shows better
 PRIOR = 6.0  # expected tokens whose outcome weighs as much as that
 FADING = 0.5 ** (1 / 100)  # what was seen counts half after 100 rounds
 CLASSES = (0.5,)  # tokens that are expected with more, or less, are judged apart
