@@ -17,7 +17,6 @@ from paceline.decoding.request import Request
 from paceline.drafters.base import Drafter, Row
 from paceline.drafters.early_exit.drafter import EarlyExit
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafters.heads import SHIPPED, config_name
 from paceline.drafters.merge import Merge
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.suffix import Suffix
@@ -345,12 +344,6 @@ def test_heads_are_found(tmp_path: Path, cache_dir: Path) -> None:
     assert EarlyExit(target).layers == 1
     with told(CheckpointMismatch):  # of the same name
         EarlyExit(as_target(small_llama(seed=3)))
-
-
-def test_shipped_heads_name_their_model() -> None:
-    for folder in SHIPPED.glob("*"):
-        if (folder / config_name(ExitHead.kind)).is_file():
-            assert ExitHead.facts(folder)["target"].startswith(folder.name)
 
 
 def test_refused(tmp_path: Path) -> None:
