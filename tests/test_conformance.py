@@ -35,7 +35,7 @@ OPTIONS: dict[str, Callable[[Path], str]] = {
 }
 
 #: Of these, drafters that come with all they need for the default model.
-SHIPPED = ("early-exit",)
+SHIPPED = ("early-exit", "eagle")
 
 #: Drafters that work on the target's own cache, merged with others and with one another.
 MERGES: dict[str, Callable[[Path], str]] = {
