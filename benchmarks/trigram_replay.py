@@ -153,7 +153,8 @@ def corpus_rows(model: Model, args: argparse.Namespace, answers: Sequence[Row], 
             for adapt in ("none", "prompt"):
                 row = measure(model, trigram(args, search="greedy", adapt=adapt), answers, costs)
                 size = {"corpus_tokens": built.tokens, "bytes": built.bytes, "ngrams": built.ngrams}
-                yield row | size | {"name": f"{built.tokens} tokens adapt={adapt}"}
+                method = row["method"].replace(args.matrix, "built")
+                yield row | size | {"name": f"{built.tokens} tokens adapt={adapt}", "method": method}
 
 
 # -- the program ---------------------------------------------------------------------------------------------------
