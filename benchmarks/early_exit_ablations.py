@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from table import markdown, shown
-from trained import facts, train
+from trained import facts, own_and_passed, train
 
 import paceline
 from paceline.bench.metrics import harmonic_mean
@@ -134,9 +133,7 @@ def policies(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    words, options = sys.argv[1:], list[str]()
-    if "--" in words:
-        words, options = words[: words.index("--")], words[words.index("--") + 1 :]
+    words, options = own_and_passed()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     trained, replayed = commands.add_parser("heads"), commands.add_parser("policies")

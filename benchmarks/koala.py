@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from table import Row, about, markdown, named, read
-from trained import facts, train
+from trained import facts, own_and_passed, train
 
 KINDS = ("medusa", "eagle")
 POSITIONS = 3  # of n-alpha, as in the paper
@@ -131,9 +131,7 @@ def spread(values: Sequence[float | None], form: str) -> str:
 
 
 def main() -> None:
-    words, options = sys.argv[1:], list[str]()
-    if "--" in words:
-        words, options = words[: words.index("--")], words[words.index("--") + 1 :]
+    words, options = own_and_passed()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, run in {"train": train_all, "methods": methods, "table": table}.items():

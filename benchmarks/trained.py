@@ -21,6 +21,13 @@ def train(kind: str, folder: Path, words: Sequence[str]) -> None:
         sys.exit(f"{folder.name} could not be trained")
 
 
+def own_and_passed() -> tuple[list[str], list[str]]:
+    """The words of the command line for the program itself, and those behind `--`."""
+    own = sys.argv[1:]
+    at = own.index("--") if "--" in own else len(own)
+    return own[:at], own[at + 1 :]
+
+
 def facts(kind: str, folder: Path) -> dict[str, Any] | None:
     """How the head there was trained, so far; None: there is none."""
     path = folder / f"{kind}.json"

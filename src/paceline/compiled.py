@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,17 @@ from numba import njit
 
 def compiled(function: Callable[..., Any]) -> Any:
     """The decorator: compiled for the types of its arguments, and run without Python's lock."""
-    return keep(njit(nogil=True), njit(nogil=True, cache=True), function)
+    return keep(partial(njit, nogil=True), function)
 
 
-def keep(compiler: Callable[..., Any], keeping: Callable[..., Any], function: Callable[..., Any]) -> Any:
-    """What `keeping` makes of a function, or else `compiler`: there may be no place to write to, neither beside the
-    sources nor in the home folder."""
+def keep(decorator: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """A function under one of numba's decorators, kept where there is a place to write to: beside the sources, or else
+    in the home folder."""
     function.__qualname__ += "_" + _sources(Path(function.__code__.co_filename).parent)
     try:
-        return keeping(function)
+        return decorator(cache=True)(function)
     except RuntimeError:
-        return compiler(function)
+        return decorator()(function)
 
 
 @cache

@@ -107,7 +107,7 @@ def eagle(
 
 def _taken(kind: type[TrainedHead], model: str, head: str, layers: int | None) -> tuple[Any, Target, Path]:
     from paceline.targets import as_target
-    from paceline.training.assemble import load_as_stored
+    from paceline.targets.sources import load_as_stored
 
     target = as_target(*load_as_stored(model))
     made, folder = kind.take(head, target, layers=layers)

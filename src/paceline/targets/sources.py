@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.errors import DownloadError, IntegrityError, ModelError, OptionError, UnknownModel, UnsupportedModel
 from paceline.targets import download, hub, store
@@ -200,3 +200,10 @@ def _converted(
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", stem)[:60].strip(".-")
     folder = store.entry(f"{slug}-{gguf_sha256[:12]}", build, verify=verify)
     return Source(name, str(folder), gguf=folder / "source.gguf")
+
+
+def load_as_stored(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model on the CPU in its checkpoint's own dtype: weights that nobody touches are then not even read."""
+    source = resolve(name)
+    config = AutoConfig.from_pretrained(source.location, revision=source.revision)
+    return load_model(name, dtype=config.dtype or torch.float32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,7 +84,7 @@ class Kernel:
 
     def __init__(self, function: Callable[[Any], None]) -> None:
         signature = types.void(types.CPointer(types.int64))
-        compiled = keep(cfunc(signature, **FAST), cfunc(signature, cache=True, **FAST), function)
+        compiled = keep(partial(cfunc, signature, **FAST), function)
         self._address = cast(int, compiled.address)
         self._serial = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
         self._keep_alive = compiled

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.trigram.matrix import fingerprint
 from paceline.errors import UnsupportedModel
 from paceline.registry import require
 from paceline.targets import DEFAULT_TIER, make_target
-from paceline.targets.sources import load_model, resolve
+from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
 from paceline.training.dataset import Dataset, frequent_tokens
 from paceline.training.early_exit import EarlyExit, ExitConfig
@@ -88,13 +88,6 @@ def early_exit(name: str, folders: Sequence[Path], config: ExitConfig, how: How)
 def facts(config: Any) -> dict[str, Any]:
     """What a configuration says of the result."""
     return {name: value for name, value in asdict(config).items() if name != "store_limit"}
-
-
-def load_as_stored(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model on the CPU in its checkpoint's own dtype: weights that nobody touches are then not even read."""
-    source = resolve(name)
-    config = AutoConfig.from_pretrained(source.location, revision=source.revision)
-    return load_model(name, dtype=config.dtype or torch.float32)
 
 
 def parameters(module: nn.Module) -> int:

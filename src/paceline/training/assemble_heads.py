@@ -16,9 +16,10 @@ from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.heads import TrainedHead, with_blocks
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.trigram.matrix import fingerprint
+from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
 from paceline.training.adversarial import Adversarial, AdversarialOptions, Discriminator
-from paceline.training.assemble import Assembled, How, facts, fast, load_as_stored, parameters
+from paceline.training.assemble import Assembled, How, facts, fast, parameters
 from paceline.training.dataset import Dataset, frequent_tokens
 from paceline.training.eagle import Eagle, EagleOptions
 from paceline.training.features import FeatureStore
