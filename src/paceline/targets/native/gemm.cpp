@@ -16,7 +16,7 @@
 namespace paceline {
 namespace {
 
-constexpr int TILE = 6, PAIRED = 2, SLAB = 96, PIECE = 256, AHEAD = 2048;
+constexpr int TILE = 6, SLAB = 96, PIECE = 256, AHEAD = 2048;
 
 // Eight fp16 numbers; exact for all finite values.
 inline vf half(const uint8_t* eight) {
@@ -153,9 +153,6 @@ constexpr Kernel wide[TILE + 1] = {nullptr,
                                    kernel<StoreF32, 5, 1, 2>,
                                    kernel<StoreF32, 6, 1, 2>};
 template <class S>
-constexpr Kernel paired[PAIRED + 1] = {nullptr, kernel<S, 1, 2>, kernel<S, 2, 2>};
-
-template <class S>
 void expand(const uint8_t* w, int count, float* to) {
     for (int k = 0; k < count; k += S::unit, w += S::bytes) {
         S unit(w);
@@ -190,7 +187,7 @@ void run(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float
     const int inputs = round_up(w.inputs, BLOCK), panels = (w.outputs + PANEL - 1) / PANEL;
     const size_t panel_bytes = (size_t)(inputs / S::unit) * S::bytes;
     const bool fused = tokens <= S::fused;
-    const int together = tokens <= PAIRED ? 2 : 1, groups = (panels + together - 1) / together;
+    const int together = tokens == 1 ? 2 : 1, groups = (panels + together - 1) / together;
     const int slabs = (tokens + SLAB - 1) / SLAB;
     const int grain = std::max(1, groups * slabs / (team.threads * 8));
     team.each(groups * slabs, grain, [&](int job) {
@@ -200,7 +197,7 @@ void run(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float
         alignas(64) float acc[SLAB * PANEL], floats[PIECE * PANEL];
         std::memset(acc, 0, sizeof(float) * PANEL * n * pair);
         if (fused) {
-            const Kernel compute = (pair == 2 ? paired<S> : kernels<S>)[n];
+            const Kernel compute = pair == 2 ? kernel<S, 1, 2> : kernels<S>[n];
             compute(weights, panel_bytes, x, ldx, inputs, acc, weights + AHEAD, S::bytes);
         } else {
             const int tiles = (n + TILE - 1) / TILE, pieces = (inputs + PIECE - 1) / PIECE;
