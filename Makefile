@@ -12,8 +12,8 @@ demo: $(VENV)/.runtime
 	@echo "An edit, where much of the answer stands in the prompt: what prompt lookup is good at. Other prompts gain less."
 	$(BIN)/paceline generate --file examples/fix-bug.txt --drafter prompt-lookup --compare
 
-test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## in processes of one thread each: tiny models gain little from a second
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 test-vllm: $(VENV)/.runtime  ## serves exported heads in vLLM, in an environment of its own (docs/vllm.md)
 	$(BIN)/python tests/vllm/check.py
