@@ -73,7 +73,7 @@ def test_medusa_learns_its_own_position(tiny_model_dir: Path, tiny_data: Path) -
     made = assembled("medusa", tiny_model_dir, tiny_data, vocab=None)
     batch = made.data.batch([3, 7])
     drafts = made.task.drafts(batch)
-    features = made.task.features(batch)
+    features = made.task.frozen(batch)
     logits = made.task.head(features)
     row, weights = 0, []
     for text, tokens in enumerate(batch.rows):
@@ -104,7 +104,7 @@ def test_rollout_is_drafting_token_by_token(tiny_model_dir: Path, tiny_data: Pat
         for index, weight in enumerate(head.parameters()):  # all parts of it in use
             weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(index))
         batch = made.data.batch([5])
-        features = made.task.features(batch)[:, :12]
+        features = made.task.frozen(batch)[:, :12]
         ids = batch.ids[:, :12]
         guesses = list(rollout(head, features, ids, 3))
         for start in range(2, 8):
@@ -125,7 +125,7 @@ def test_eagle_is_measured_as_it_drafts(tiny_model_dir: Path, tiny_data: Path, t
     ids, first = batch.ids[0].tolist(), int((batch.labels[0] != IGNORE).nonzero()[0])
     hits = starts = 0
     with torch.no_grad():
-        features, counts = made.task.features(batch), made.task.count(batch)
+        features, counts = made.task.frozen(batch), made.task.count(batch)
         for at in range(first - 1, len(ids) - 3):  # where the first token to draft, `at + 2`, is the model's
             read, text = features[:, : at + 1], ids[: at + 2]
             for _ in range(2):

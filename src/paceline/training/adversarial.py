@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from paceline.registry import require
 from paceline.training.dataset import Batch
-from paceline.training.heads import HeadTask
+from paceline.training.heads import FeatureTask
 from paceline.training.task import Player, Task
 
 FORMS = ("full", "low-cost")
@@ -100,7 +100,7 @@ class Adversarial(Task):
 
     def __init__(
         self,
-        task: HeadTask,
+        task: FeatureTask,
         discriminator: Discriminator,
         matrix: Float[Tensor, "vocab hidden"],
         options: AdversarialOptions,

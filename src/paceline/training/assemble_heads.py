@@ -24,7 +24,7 @@ from paceline.training.dataset import Dataset, frequent_tokens
 from paceline.training.eagle import Eagle, EagleOptions
 from paceline.training.features import FeatureStore
 from paceline.training.frozen import Frozen, FrozenLayers
-from paceline.training.heads import HeadOptions, HeadTask
+from paceline.training.heads import FeatureTask, HeadOptions
 from paceline.training.medusa import Medusa, MedusaOptions, break_symmetry
 from paceline.training.start import fit_eagle, fit_medusa
 from paceline.training.task import Task
@@ -85,7 +85,7 @@ def _assembled(
     setting: Setting,
     head: TrainedHead,
     fit: Callable[[Any, Frozen, Dataset, Sequence[int]], None],
-    task: Callable[[Frozen], HeadTask],
+    task: Callable[[Frozen], FeatureTask],
     config: HeadOptions,
     how: How,
     adversarial: AdversarialOptions | None,

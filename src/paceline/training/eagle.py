@@ -17,7 +17,7 @@ from paceline.registry import require
 from paceline.training.acceptance import CHAIN, COUNTS, draft_counts, figures, tally
 from paceline.training.dataset import IGNORE, Batch
 from paceline.training.frozen import Frozen
-from paceline.training.heads import Drafts, HeadOptions, HeadTask, ahead
+from paceline.training.heads import Drafts, FeatureTask, HeadOptions, ahead
 from paceline.training.rollout import rollout
 from paceline.training.samples import UNKNOWN
 
@@ -51,7 +51,7 @@ class _Step(NamedTuple):
     logits: Float[Tensor, "n vocab"]
 
 
-class Eagle(HeadTask):
+class Eagle(FeatureTask):
     """At position t the head reads the feature there and token t + 1; it learns the feature at t + 1, and what the
     target says of token t + 2."""
 
@@ -62,7 +62,7 @@ class Eagle(HeadTask):
         self.options, self.seed = options, seed
 
     def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
-        features = self.features(batch).to(self.head.fc.weight.dtype)
+        features = self.frozen(batch).to(self.head.fc.weight.dtype)
         read = features + self._noise(batch, features) if learning else features
         steps = list(self._steps(batch, read, self.options.rollout))
         weights = [torch.full_like(step.logits[:, 0], 1 / len(steps), dtype=torch.float32) for step in steps]
@@ -99,7 +99,7 @@ class Eagle(HeadTask):
         return self.options.noise * size * (2 * uniform - 1)
 
     def count(self, batch: Batch) -> Float[Tensor, " counts"]:
-        features = self.features(batch).to(self.head.fc.weight.dtype)
+        features = self.frozen(batch).to(self.head.fc.weight.dtype)
         labels, top_ids = ahead(batch.labels, 1, IGNORE), ahead(batch.top_ids, 1, UNKNOWN)
         right, asked = [], []
         for n, step in enumerate(self._steps(batch, features, CHAIN)):

@@ -1,4 +1,4 @@
-"""What training has in common for heads on the target's features (Medusa, EAGLE)."""
+"""What trained heads have in common as tasks; and those on the target's features (Medusa, EAGLE)."""
 
 from __future__ import annotations
 
@@ -44,27 +44,20 @@ class Drafts(NamedTuple):
 
 
 class HeadTask(Task):
-    """A head on the target's features as a `Task`.
+    """A head as a `Task`.
 
     Args:
         head: in float32; what it computes in is the trainer's affair.
-        features: the target's hidden states after its final norm.
+        frozen: the target's hidden states that it reads.
         objective: see `soft_labels`.
     """
 
-    def __init__(self, head: Any, features: Frozen, objective: str = "distil") -> None:
-        self.head, self.features, self.objective = head, features, objective
+    def __init__(self, head: Any, frozen: Frozen, objective: str) -> None:
+        self.head, self.frozen, self.objective = head, frozen, objective
 
     @property
     def module(self) -> TrainedHead:
         return self.head
-
-    @abstractmethod
-    def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
-        """Args: learning: with what is added to make it learn more; False: as it drafts."""
-
-    def loss(self, batch: Batch) -> Float[Tensor, ""]:
-        return self.drafts(batch).loss
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
         self.head.config = replace(self.head.config, trained=about)
@@ -80,6 +73,18 @@ class HeadTask(Task):
     def ids(self, outputs: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The token ids that the head's outputs stand for."""
         return outputs if self.head.tokens is None else self.head.tokens[outputs]
+
+
+class FeatureTask(HeadTask):
+    """A head on the target's features, its hidden states after the final norm: what it drafts can be set beside the
+    target's own logits for the same token."""
+
+    @abstractmethod
+    def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
+        """Args: learning: with what is added to make it learn more; False: as it drafts."""
+
+    def loss(self, batch: Batch) -> Float[Tensor, ""]:
+        return self.drafts(batch).loss
 
 
 def ahead(values: Tensor, by: int, fill: float) -> Tensor:

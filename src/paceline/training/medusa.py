@@ -15,7 +15,7 @@ from paceline.registry import require
 from paceline.training.acceptance import COUNTS, draft_counts, figures, tally
 from paceline.training.dataset import IGNORE, Batch
 from paceline.training.frozen import Frozen
-from paceline.training.heads import Drafts, HeadOptions, HeadTask, ahead
+from paceline.training.heads import Drafts, FeatureTask, HeadOptions, ahead
 from paceline.training.samples import UNKNOWN
 
 DECAY = 0.8  # a head's weight in the loss, relative to the one before it (Medusa, section 2.2.1)
@@ -36,10 +36,10 @@ class MedusaOptions(HeadOptions):
         require(1 <= self.heads <= 5, f"heads must lie in 1 .. 5, not {self.heads}")
 
 
-class Medusa(HeadTask):
+class Medusa(FeatureTask):
     """Head i learns at position t what token t + 2 + i will be: all heads at all positions in one pass."""
 
-    def __init__(self, head: MedusaHead, features: Frozen, objective: str = "distil") -> None:
+    def __init__(self, head: MedusaHead, features: Frozen, objective: str) -> None:
         super().__init__(head, features, objective)
         self.heads = head.config.heads
         self.counts = COUNTS + self.heads * (RANKS + 1)
@@ -56,7 +56,7 @@ class Medusa(HeadTask):
         rows = labels[..., 0] != IGNORE  # at a text's end other heads have nothing to learn: they weigh nothing
         wanted = (labels, self._ahead(batch.top_ids, UNKNOWN), self._ahead(batch.top_logp, -torch.inf))
         labels, top_ids, top_logp = (values[rows] for values in wanted)
-        features = self.features(batch).to(self.head.weight.dtype)
+        features = self.frozen(batch).to(self.head.weight.dtype)
         seen = features[rows][:, None].expand(-1, self.heads, -1)
         logits = self.head(features[rows]).flatten(0, 1)
         weights = ((labels != IGNORE) * self.shares.to(labels.device)).flatten()
