@@ -104,7 +104,11 @@ def run(options: Training, assemble: Assemble) -> None:
     require(gpu or options.device != "cuda", "there is no CUDA device here")
     from accelerate import Accelerator
 
+    from paceline.training.checkpoints import Checkpoints
     from paceline.training.trainer import Trainer
+
+    if options.out and not options.resume:
+        Checkpoints(options.out, {}, options.keep).check_new()  # before the data is gone through
 
     accelerator = Accelerator(cpu=not gpu, mixed_precision="bf16" if gpu else "no")
     with _bar(accelerator.is_main_process) as bar:

@@ -36,6 +36,13 @@ class Checkpoints:
     def latest(self) -> Path | None:
         return found[-1] if (found := self.all()) else None
 
+    def check_new(self) -> None:
+        """Raises OptionError where a training was begun."""
+        if self.latest() is not None:
+            raise OptionError(
+                f"{self.out} holds a training that was begun: go on with --resume, or choose another folder"
+            )
+
     def save(self, step: int, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Raises DiskFull; the checkpoints before stay as they are."""
         tensors = {WEIGHT + name: weight for name, weight in module.state_dict().items()}

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
-from paceline.errors import OptionError, TrainingError
+from paceline.errors import TrainingError
 from paceline.registry import require
 from paceline.training.checkpoints import Checkpoints
 from paceline.training.dataset import Dataset
@@ -109,8 +109,8 @@ class Trainer:
         self.steps = self._plan(training)
         self.checkpoints = Checkpoints(out, {**asdict(config), **(settings or {})}, config.keep)
         self.step = self.checkpoints.restore(task.module, self.optimizer) if resume else 0
-        if not resume and self.checkpoints.latest() is not None:
-            raise OptionError(f"{out} holds a training that was begun: go on with --resume, or choose another folder")
+        if not resume:
+            self.checkpoints.check_new()
         for weight in chain(*self.learning.values()):  # processes may have rounded a start of their own
             weight.data = broadcast(weight.data)
         self.log = Log(out, self.step) if accelerator.is_main_process else None
