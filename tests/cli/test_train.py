@@ -33,6 +33,18 @@ def test_data(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> 
     assert json.loads(rest.out)["conversations"] == 4
 
 
+def test_prompts(run: Run, tiny_model_dir: Path, tmp_path: Path) -> None:
+    """What the model makes up is what data is made from."""
+    path = tmp_path / "own.jsonl"
+    made = run("train", "prompts", "-m", tiny_model_dir, "--out", path, "--count", 5, "-n", 200)
+    assert (made.code, made.out) == (0, "5 prompts\n"), made.err
+    assert all(json.loads(line)["prompt"] for line in path.read_text().splitlines())
+    assert run("train", "data", "-m", tiny_model_dir, "-p", path, "--out", tmp_path / "d", "-n", 4).code == 0
+    failed = run("train", "prompts", "-m", tiny_model_dir, "--out", tmp_path / "none.jsonl", "--temperature", 0)
+    assert (failed.code, failed.err.count("\n")) == (1, 1)
+    assert list(tmp_path.glob("*none*")) == []
+
+
 def test_launched(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """Processes of `accelerate launch` find their part by themselves."""
     monkeypatch.setenv("RANK", "1")
@@ -148,7 +160,7 @@ def test_early_exit(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Pat
     assert "\nstep 2 of " in trained.err
     assert trained.out.startswith("accepted 0.")
     options = ["--out", tmp_path / "head", "--epochs", 2, "--tokens", 200, "--report", 2]
-    again = run(*command, *options)
+    again = run(*command, *options, "--data", tmp_path / "nowhere")  # not even looked for
     assert (again.code, "--resume" in again.err) == (1, True)
     resumed = json.loads(run(*command, *options, "--resume", "--json").out)
     assert resumed["accepted_1"] == pytest.approx(float(trained.out.split()[1]), abs=6e-4)

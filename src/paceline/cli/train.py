@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 from typer import Option
 
-from paceline.cli import train_early_exit, train_heads, train_stop_predictor
+from paceline.cli import train_early_exit, train_heads, train_prompts, train_stop_predictor
 from paceline.cli.console import harmless, print_json
 from paceline.cli.options import Method, Source, grouped
 from paceline.errors import OptionError
@@ -35,6 +35,7 @@ app.command("early-exit")(train_early_exit.early_exit)
 app.command("medusa")(train_heads.medusa)
 app.command("eagle")(train_heads.eagle)
 app.command("stop-predictor")(train_stop_predictor.stop_predictor)
+app.command("prompts")(train_prompts.prompts)
 
 
 @app.command()
