@@ -41,8 +41,8 @@ def test_losses_are_those_of_the_paper(form: str, tiny_model_dir: Path, tiny_dat
     batch = Dataset(tiny_data).batch([3, 9])
     drafts = task.task.drafts(batch)
     assert drafts.logits.shape[1] == 60
-    seen_as_real = task.discriminator(drafts.hidden, drafts.logits).sigmoid()
-    real = task.discriminator(drafts.hidden, drafts.truth @ task.matrix.T).sigmoid()
+    seen_as_real = task.discriminator(drafts.hidden, task.discriminator.given(drafts.logits)).sigmoid()
+    real = task.discriminator(drafts.hidden, task.discriminator.given(drafts.truth @ task.matrix.T)).sigmoid()
     want = drafts.loss - 0.3 * (drafts.weights * seen_as_real.log()).sum()
     torch.testing.assert_close(task.loss(batch), want)
     want = -(drafts.weights * ((1 - seen_as_real).log() + real.log())).sum()
@@ -59,13 +59,13 @@ def test_the_discriminator_learns_to_tell(form: str) -> None:
     for _ in range(200):
         seen = torch.randn(64, 8, generator=drawn)
         real, other = (x @ matrix.T for x in (seen, torch.randn(64, 8, generator=drawn)))
-        verdicts = judge(seen, real), judge(seen, other)
+        verdicts = judge(seen, judge.given(real)), judge(seen, judge.given(other))
         loss = functional.softplus(-verdicts[0]).mean() + functional.softplus(verdicts[1]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     assert ((verdicts[0] > 0).float().mean() + (verdicts[1] < 0).float().mean()) / 2 > 0.85
-    torch.testing.assert_close(judge(seen, real + 5.0), judge(seen, real), rtol=1e-4, atol=1e-4)  # it is the same
+    torch.testing.assert_close(judge.given(real + 5.0), judge.given(real), rtol=1e-4, atol=1e-4)  # it is the same
 
 
 def test_players_take_turns(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from paceline.registry import require
 from paceline.training.dataset import Batch
-from paceline.training.heads import FeatureTask
+from paceline.training.heads import Drafts, FeatureTask
 from paceline.training.task import Player, Task
 
 FORMS = ("full", "low-cost")
@@ -79,14 +79,26 @@ class Discriminator(nn.Module):
         if form == "low-cost":
             self.embeddings = embeddings / embeddings.square().mean().sqrt()
 
-    def forward(self, seen: Float[Tensor, "n hidden"], logits: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
+    def given(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n width"]:
+        """What it sees of logits."""
+        logits = logits.float()
         if self.embeddings is None:
             # What all logits have in common says nothing of the distribution, and would give a head away.
-            given = logits - logits.mean(-1, keepdim=True)
-        else:
-            given = logits.softmax(-1) @ self.embeddings
+            return logits - logits.mean(-1, keepdim=True)
+        return logits.softmax(-1) @ self.embeddings
+
+    def forward(self, seen: Float[Tensor, "n hidden"], given: Float[Tensor, "n width"]) -> Float[Tensor, " n"]:
         known = self.map(functional.layer_norm(seen, seen.shape[-1:]))
         return self.stack(torch.cat([known, given], -1))[:, 0]
+
+
+class Judged(NamedTuple):
+    """Of the drafts of a batch, what the discriminator judges them by."""
+
+    hidden: Float[Tensor, "n hidden"]
+    drafted: Float[Tensor, "n width"]  # what it sees of the head's logits
+    truth: Float[Tensor, "n hidden"]
+    weights: Float[Tensor, " n"]
 
 
 class Adversarial(Task):
@@ -107,6 +119,7 @@ class Adversarial(Task):
     ) -> None:
         self.task, self.discriminator, self.matrix, self.options = task, discriminator, matrix, options
         self.counts = task.counts + 4
+        self._judged: dict[tuple[int, ...], Judged] = {}  # by batch: drafts of the head's turn, for the discriminator's
         self._module = nn.ModuleDict({"head": task.module, "discriminator": discriminator})
         # Measurements in a row at equilibrium, once the discriminator has been better than that; before, -1.
         self._level = torch.tensor(-1)
@@ -132,27 +145,28 @@ class Adversarial(Task):
     def loss(self, batch: Batch) -> Float[Tensor, ""]:
         """Eq. 5. The gradient reaches the head through its logits: nothing is sampled."""
         drafts = self.task.drafts(batch)
-        verdict = self.discriminator(drafts.hidden, drafts.logits.float())
+        judged = self._seen(drafts)
+        self._judged[_name(batch)] = judged._replace(drafted=judged.drafted.detach())
+        verdict = self.discriminator(judged.hidden, judged.drafted)
         return drafts.loss + self.options.weight * (drafts.weights * functional.softplus(-verdict)).sum()
 
     def discriminator_loss(self, batch: Batch) -> Float[Tensor, ""]:
-        """Eq. 6."""
-        drafted, real, weights = self._verdicts(batch, learning=True)
-        return (weights * (functional.softplus(drafted) + functional.softplus(-real))).sum()
+        """Eq. 6, of what the head drafted in its turn, which comes before."""
+        judged = self._judged.pop(_name(batch))
+        drafted, real = self._verdicts(judged)
+        return (judged.weights * (functional.softplus(drafted) + functional.softplus(-real))).sum()
 
-    def _verdicts(self, batch: Batch, learning: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """On the head's logits and on the target's, and their weights."""
-        with torch.no_grad():
-            drafts = self.task.drafts(batch, learning)
-            real = drafts.truth @ self.matrix.T
-        judged = (
-            self.discriminator(drafts.hidden, drafts.logits.float()),
-            self.discriminator(drafts.hidden, real.float()),
-        )
-        return *judged, drafts.weights
+    def _seen(self, drafts: Drafts) -> Judged:
+        return Judged(drafts.hidden, self.discriminator.given(drafts.logits), drafts.truth, drafts.weights)
+
+    def _verdicts(self, judged: Judged) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """On the head's logits and on the target's."""
+        real = self.discriminator.given(judged.truth @ self.matrix.T)
+        return self.discriminator(judged.hidden, judged.drafted), self.discriminator(judged.hidden, real)
 
     def count(self, batch: Batch) -> Float[Tensor, " counts"]:
-        drafted, real, weights = self._verdicts(batch, learning=False)
+        judged = self._seen(self.task.drafts(batch, learning=False))
+        (drafted, real), weights = self._verdicts(judged), judged.weights
         told = weights * ((drafted < 0).float() + (real > 0).float()) / 2
         loss = weights * (functional.softplus(drafted) + functional.softplus(-real))
         fooled = weights * functional.softplus(-drafted)
@@ -190,3 +204,7 @@ class Adversarial(Task):
             elif int(level) >= 0:
                 level.copy_(level + 1 if distance <= NEAR else torch.zeros_like(level))
         return bool(self.options.patience) and int(level) >= self.options.patience
+
+
+def _name(batch: Batch) -> tuple[int, ...]:
+    return tuple(row.start for row in batch.rows)
