@@ -317,8 +317,11 @@ class TestCost:
     @BOTH
     def test_auto_is_what_the_setting_measures(self, policy) -> None:
         made = policy(cost="auto")
-        made.check(Setting("model", "draft", 6, 4, cost=lambda: 0.25))
-        assert made.cost == 0.25
+        made.check(Setting("model", "draft", 6, 4, cost=lambda: lambda drafted: 0.3 if drafted < 2 else 9.0))
+        assert max(play(made, 0.95, 200)) == 2
+        made = policy(cost="auto")
+        made.check(Setting("model", "draft", 6, 4, cost=lambda: lambda drafted: 0.1))
+        assert play(made, 0.8, 200, seed=1) == play(policy(cost=0.1), 0.8, 200, seed=1)
 
     @BOTH
     @pytest.mark.parametrize("bad", [-0.1, "cheap"])

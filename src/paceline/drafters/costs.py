@@ -1,10 +1,11 @@
-"""What a target pass costs on this machine, as a function of its width."""
+"""What a target pass costs on this machine, as a function of its width, and what drafting adds to it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from itertools import islice
+from bisect import bisect
+from collections.abc import Callable, Mapping
+from itertools import cycle, islice, pairwise
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +18,7 @@ from paceline.targets.target import Target
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 64  # tokens in front of the passes that are measured
-ROUNDS, DRAFTED = 8, 4  # of the measurement of what one drafted token costs, as many rounds without
+DRAFTED, ROUNDS = (0, 1, 2, 4), 6  # tokens of the rounds by which drafting is measured, and rounds of each
 TURNS, ENOUGH = 8, 0.4  # measurements of each width, or at least two in so many seconds
 
 
@@ -37,12 +38,34 @@ class Costs:
         self.slope = float(slopes.min())  # what one more token costs at least
         self._last_slope = float(slopes[-1])
         self._known: dict[int, float] = {}
+        hull = _lower_hull(list(zip(self.widths.tolist(), self.seconds.tolist(), strict=True)))
+        self._bends = [width for width, _ in hull[1:-1]]
+        self._prices = [max(_slope(*ends), 0.0) / float(self.seconds[0]) for ends in pairwise(hull)]
 
     def __call__(self, width: int) -> float:
         if width not in self._known:
             beyond = max(width - float(self.widths[-1]), 0.0)
             self._known[width] = float(np.interp(width, self.widths, self.seconds)) + beyond * self._last_slope
         return self._known[width]
+
+    def price(self, width: int) -> float:
+        """What one token more than `width` costs, in passes of the least width that was measured. On the lower convex
+        hull: where the first token is dearer than those after it, each counts as one of them all. So prices only rise.
+        """
+        return self._prices[bisect(self._bends, width)]
+
+
+def _lower_hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    hull: list[tuple[float, float]] = []
+    for point in points:
+        while len(hull) > 1 and _slope(*hull[-2:]) >= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _slope(start: tuple[float, float], end: tuple[float, float]) -> float:
+    return (end[1] - start[1]) / (end[0] - start[0])
 
 
 #: Costs by target, measured once in a process.
@@ -64,50 +87,52 @@ def costs_of(target: Target) -> Costs:
 
 
 #: By drafter, measured once in a process.
-_known_steps: WeakKeyDictionary[Drafter, float] = WeakKeyDictionary()
+_known_drafts: WeakKeyDictionary[Drafter, Costs] = WeakKeyDictionary()
 
 
-def step_cost(drafter: Drafter) -> float:
-    """Of drafting and verifying one more token, in target passes of one token, batch 1. Drafters without a model draft
-    for nothing."""
-    if drafter not in _known_steps:
-        plain, drafting, depth = (
-            _measure_rounds(drafter) if isinstance(drafter, AutoregressiveDrafter) else (0.0, 0.0, 0)
-        )
-        if not depth:  # nor where a tree's budget allows no node
-            costs = costs_of(drafter.target)
-            plain, drafting, depth = costs(1), costs(1 + DRAFTED), DRAFTED
-        _known_steps[drafter] = max(drafting - plain, 0.0) / depth / plain
-    return _known_steps[drafter]
+def draft_costs(drafter: Drafter) -> Costs:
+    """Seconds of a round by what it drafts and verifies, batch 1. Drafters without a model draft in no time."""
+    if drafter not in _known_drafts:
+        seconds = _measure_rounds(drafter) if isinstance(drafter, AutoregressiveDrafter) else {}
+        if len(seconds) < 2:  # nor does one that drafts nothing, as where a tree's budget allows no node
+            passes = costs_of(drafter.target)
+            seconds = {drafted: passes(1 + drafted) for drafted in DRAFTED}
+        _known_drafts[drafter] = Costs(seconds)
+    return _known_drafts[drafter]
 
 
-def _measure_rounds(drafter: Drafter) -> tuple[float, float, int]:
-    """The least seconds of a round that drafts nothing and of one that drafts, and how much this one drafts. They take
-    turns, so that other work on the machine slows both."""
+def draft_price(drafter: Drafter) -> Callable[[int], float]:
+    """What drafting and verifying one token more than so many costs, in rounds without a draft."""
+    return draft_costs(drafter).price
+
+
+def _measure_rounds(drafter: Drafter) -> dict[int, float]:
+    """The least seconds of rounds by what they draft. They take turns, so that other work on the machine slows all."""
     from paceline.decoding.engine import Engine  # which imports the drafters
     from paceline.decoding.replay import Replay
     from paceline.policies.fixed import Fixed
 
     class ByTurns(Fixed):
-        drafts = False
+        length = cycle(DRAFTED)
+        wanted = next(length)
 
         def more(self, depth: int) -> bool:
-            return self.drafts and super().more(depth)
+            return depth < self.wanted
 
         def observe(self, drafted: int, accepted: int) -> None:
-            self.drafts = not self.drafts
+            self.wanted = next(self.length)
 
-    new = (1 + DRAFTED + 1) * ROUNDS
+    rounds, most = len(DRAFTED) * ROUNDS, max(DRAFTED)
+    new = rounds * (most + 1)
     prompt = max(1, min(CONTEXT, drafter.target.context - new))
-    request = Replay([0] * prompt, [0] * new, ByTurns(k=DRAFTED))
-    for _ in islice(Engine(drafter.target, drafter).run([request]), 2 * ROUNDS):
+    request = Replay([0] * prompt, [0] * new, ByTurns(k=most))
+    for _ in islice(Engine(drafter.target, drafter).run([request]), rounds):
         pass
     least: dict[int, float] = {}
     for record in request.stats.rounds:
         seconds = record.seconds["draft"] + record.seconds["verify"]
         least[record.depth] = min(least.get(record.depth, seconds), seconds)
-    depth = max(least)
-    return least[0], least[depth], depth
+    return least
 
 
 @torch.inference_mode()

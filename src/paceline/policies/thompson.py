@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from paceline.policies.base import Setting, StoppingPolicy
@@ -22,8 +23,8 @@ class ThompsonSampling(StoppingPolicy):
 
     Args:
         k_max: most tokens a round; the paper sets no bound, but the KV cache needs one.
-        cost: of drafting and verifying one more token, in target passes of one token; "auto": as measured; None: the
-            paper's rule.
+        cost: of drafting and verifying one more token, in target passes of one token; "auto": as measured, the dearer
+            the longer the draft; None: the paper's rule.
     """
 
     def __init__(self, k_max: int, cost: float | str | None) -> None:
@@ -31,6 +32,7 @@ class ThompsonSampling(StoppingPolicy):
         valid = cost in (None, AUTO) or (isinstance(cost, int | float) and cost >= 0)
         require(valid, f"cost must be auto, none or a number >= 0, not {cost}")
         self.limit, self.cost = k_max, cost
+        self._price: Callable[[int], float] = lambda drafted: float(cost)  # type: ignore[arg-type]
         self.random = Random()
         self._all_accepted = self._tokens = self._spent = 1.0
 
@@ -39,7 +41,7 @@ class ThompsonSampling(StoppingPolicy):
 
     def check(self, setting: Setting) -> None:
         if self.cost == AUTO:
-            self.cost = setting.cost()
+            self._price = setting.cost()
 
     def theta(self, depth: int) -> float:
         """A draw of theta behind the token drafted at `depth` (step 8)."""
@@ -57,20 +59,22 @@ class ThompsonSampling(StoppingPolicy):
         if depth >= self.limit:
             return False
         if self.cost is not None:
-            return self._pays(depth, float(self.cost))
+            return self._pays(depth)
         if depth == 0:
             return True
         theta = self.theta(depth - 1)
         return self.random.random() < theta  # step 9
 
-    def _pays(self, depth: int, cost: float) -> bool:
+    def _pays(self, depth: int) -> bool:
         """Tokens expected of one more draft per its cost, against those of the round per its own: a target pass without
-        a draft costs 1 and gives 1. While chances do not rise, the first length at which it does not pay is the best.
+        a draft costs 1 and gives 1. While chances do not rise, nor costs fall, the first length at which it does not
+        pay is the best.
         """
+        price = self._price(depth)
         if depth == 0:
             self._all_accepted = self._tokens = self._spent = 1.0
-            return self.first_theta() >= cost
+            return self.first_theta() >= price
         self._all_accepted *= self.chance(depth - 1)
         self._tokens += self._all_accepted
-        self._spent += cost
-        return self._all_accepted * self.chance(None) * self._spent >= cost * self._tokens
+        self._spent += self._price(depth - 1)
+        return self._all_accepted * self.chance(None) * self._spent >= price * self._tokens
