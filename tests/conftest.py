@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import pytest
 from hypothesis import settings
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from paceline.drafters import costs
 from tiny import byte_tokenizer, small_llama
 
 # The same examples every time, and no time limits: machines are shared.
@@ -17,9 +17,17 @@ settings.register_profile("paceline", deadline=None, derandomize=True)
 settings.load_profile("paceline")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Each of several processes keeps its own machine code: numba's index of it is not made for two that write."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(config.rootpath / ".pytest_cache" / f"numba-{worker}"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def steady_costs() -> Iterator[None]:
     """What passes cost, for automatic budgets, as where width is cheap: measured, it is another in every run."""
+    from paceline.drafters import costs  # not before it is settled where numba keeps its code
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "_measure", lambda target: {1: 1.0, 64: 1.5})
         yield

@@ -281,6 +281,13 @@ class TestCost:
         assert draft(policy) == best
         assert (best == 0) == (cost > p)
 
+    def test_a_dear_first_token_may_pay_with_those_behind_it(self) -> None:
+        """At a theta of .45: 1.45 / 1.5 and 1.6525 / 1.6 tokens per cost, at .3 never more than 1."""
+        for p, best in ((0.45, 2), (0.3, 0)):
+            policy = BetaTS(a0=p * 1e9, b0=(1 - p) * 1e9, cost="auto", k_max=4)
+            policy.check(Setting("model", "draft", 6, 4, cost=lambda: [1.0, 1.5, 1.6, 1.75, 1.9].__getitem__))
+            assert draft(policy) == best
+
     def test_each_token_counts(self) -> None:
         """theta_M .9, .9, .2 and theta_hat .8, at a cost of .3; from the fourth token on none would pay."""
         policy = CaliTS(cost=0.3, theta0=0.8)
@@ -317,10 +324,10 @@ class TestCost:
     @BOTH
     def test_auto_is_what_the_setting_measures(self, policy) -> None:
         made = policy(cost="auto")
-        made.check(Setting("model", "draft", 6, 4, cost=lambda: lambda drafted: 0.3 if drafted < 2 else 9.0))
+        made.check(Setting("model", "draft", 6, 4, cost=lambda: [1, 1.3, 1.6, 9, *[20] * 20].__getitem__))
         assert max(play(made, 0.95, 200)) == 2
         made = policy(cost="auto")
-        made.check(Setting("model", "draft", 6, 4, cost=lambda: lambda drafted: 0.1))
+        made.check(Setting("model", "draft", 6, 4, cost=lambda: lambda drafted: 1 + 0.1 * drafted))
         assert play(made, 0.8, 200, seed=1) == play(policy(cost=0.1), 0.8, 200, seed=1)
 
     @BOTH

@@ -13,7 +13,7 @@ from paceline.decoding.request import Request
 from paceline.decoding.stats import Clock, Round
 from paceline.decoding.verify import Outcome, argmax, walk
 from paceline.drafters.base import Drafter
-from paceline.drafters.costs import draft_price
+from paceline.drafters.costs import round_cost
 from paceline.drafters.skip_set import model_key
 from paceline.drafters.tree import TokenTree, tree_span
 from paceline.policies.base import Setting
@@ -97,7 +97,7 @@ class Engine:
         """What policies may know of where they run."""
         target, drafter = self.target, self.drafter
         width = target.config.hidden_size if target.has_blocks else None
-        cost = partial(draft_price, drafter)
+        cost = partial(round_cost, drafter)
         return Setting(model_key(target), drafter.source, width, drafter.hidden_width, drafter.predictors, cost)
 
     def _allocate(self, requests: Sequence[Request], batch: int) -> KVCache:

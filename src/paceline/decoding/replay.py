@@ -12,7 +12,7 @@ from paceline.decoding.request import Request
 from paceline.decoding.stats import Clock, Round, Stats
 from paceline.decoding.verify import Outcome, walk
 from paceline.drafters.base import Drafter
-from paceline.drafters.costs import draft_price
+from paceline.drafters.costs import round_cost
 from paceline.drafters.skip_set import model_key
 from paceline.drafters.tree import TokenTree
 from paceline.errors import OptionError
@@ -82,7 +82,7 @@ def replay(
 def _setting(drafter: Drafter) -> Setting:
     """Without a target there are no hidden states, neither its own nor the drafter's."""
     return Setting(
-        model_key(drafter.target), drafter.source, None, None, drafter.predictors, partial(draft_price, drafter)
+        model_key(drafter.target), drafter.source, None, None, drafter.predictors, partial(round_cost, drafter)
     )
 
 

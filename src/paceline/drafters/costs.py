@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect
 from collections.abc import Callable, Mapping
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,7 +22,7 @@ TURNS, ENOUGH = 8, 0.4  # measurements of each width, or at least two in so many
 
 
 class Costs:
-    """T(k), seconds of a target pass over k tokens, from measurements at some widths.
+    """T(k), seconds of a target pass over k tokens (or of a round that drafts k), from measurements at some widths.
 
     What measures as more than a wider pass is noise, which only ever adds. Between widths and beyond the last one,
     straight lines.
@@ -38,34 +37,12 @@ class Costs:
         self.slope = float(slopes.min())  # what one more token costs at least
         self._last_slope = float(slopes[-1])
         self._known: dict[int, float] = {}
-        hull = _lower_hull(list(zip(self.widths.tolist(), self.seconds.tolist(), strict=True)))
-        self._bends = [width for width, _ in hull[1:-1]]
-        self._prices = [max(_slope(*ends), 0.0) / float(self.seconds[0]) for ends in pairwise(hull)]
 
     def __call__(self, width: int) -> float:
         if width not in self._known:
             beyond = max(width - float(self.widths[-1]), 0.0)
             self._known[width] = float(np.interp(width, self.widths, self.seconds)) + beyond * self._last_slope
         return self._known[width]
-
-    def price(self, width: int) -> float:
-        """What one token more than `width` costs, in passes of the least width that was measured. On the lower convex
-        hull: where the first token is dearer than those after it, each counts as one of them all. So prices only rise.
-        """
-        return self._prices[bisect(self._bends, width)]
-
-
-def _lower_hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    hull: list[tuple[float, float]] = []
-    for point in points:
-        while len(hull) > 1 and _slope(*hull[-2:]) >= _slope(hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    return hull
-
-
-def _slope(start: tuple[float, float], end: tuple[float, float]) -> float:
-    return (end[1] - start[1]) / (end[0] - start[0])
 
 
 #: Costs by target, measured once in a process.
@@ -96,14 +73,15 @@ def draft_costs(drafter: Drafter) -> Costs:
         seconds = _measure_rounds(drafter) if isinstance(drafter, AutoregressiveDrafter) else {}
         if len(seconds) < 2:  # nor does one that drafts nothing, as where a tree's budget allows no node
             passes = costs_of(drafter.target)
-            seconds = {drafted: passes(1 + drafted) for drafted in DRAFTED}
+            seconds = {int(width) - 1: passes(int(width)) for width in passes.widths}
         _known_drafts[drafter] = Costs(seconds)
     return _known_drafts[drafter]
 
 
-def draft_price(drafter: Drafter) -> Callable[[int], float]:
-    """What drafting and verifying one token more than so many costs, in rounds without a draft."""
-    return draft_costs(drafter).price
+def round_cost(drafter: Drafter) -> Callable[[int], float]:
+    """What a round costs by what it drafts and verifies, in rounds without a draft."""
+    costs = draft_costs(drafter)
+    return lambda drafted: costs(drafted) / costs(0)
 
 
 def _measure_rounds(drafter: Drafter) -> dict[int, float]:
@@ -113,7 +91,7 @@ def _measure_rounds(drafter: Drafter) -> dict[int, float]:
     from paceline.policies.fixed import Fixed
 
     class ByTurns(Fixed):
-        length = cycle(DRAFTED)
+        length = cycle([*DRAFTED, *DRAFTED[::-1]])  # behind other rounds each time: some leave work for the next
         wanted = next(length)
 
         def more(self, depth: int) -> bool:
@@ -122,11 +100,10 @@ def _measure_rounds(drafter: Drafter) -> dict[int, float]:
         def observe(self, drafted: int, accepted: int) -> None:
             self.wanted = next(self.length)
 
-    rounds, most = len(DRAFTED) * ROUNDS, max(DRAFTED)
-    new = rounds * (most + 1)
+    new = ROUNDS * sum(1 + drafted for drafted in DRAFTED)
     prompt = max(1, min(CONTEXT, drafter.target.context - new))
-    request = Replay([0] * prompt, [0] * new, ByTurns(k=most))
-    for _ in islice(Engine(drafter.target, drafter).run([request]), rounds):
+    request = Replay([0] * prompt, [0] * new, ByTurns(k=max(DRAFTED)))
+    for _ in islice(Engine(drafter.target, drafter).run([request]), ROUNDS * len(DRAFTED)):
         pass
     least: dict[int, float] = {}
     for record in request.stats.rounds:

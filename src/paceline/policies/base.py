@@ -20,7 +20,7 @@ class Setting:
         width: of the target's hidden states; None: it cannot show its last ones.
         draft_width: of the drafter's; None: it has none to show.
         predictors: folders where trained predictors may lie, as `POLICY.safetensors`; the first counts.
-        cost: measures what drafting and verifying one token more than so many costs, in target passes of one token.
+        cost: measures what a round costs by how many tokens it drafts and verifies, in rounds without a draft.
     """
 
     target: str
@@ -28,7 +28,7 @@ class Setting:
     width: int | None
     draft_width: int | None
     predictors: tuple[Path, ...] = ()
-    cost: Callable[[], Callable[[int], float]] = lambda: lambda drafted: 0.0
+    cost: Callable[[], Callable[[int], float]] = lambda: lambda drafted: 1.0
 
 
 class StoppingPolicy:

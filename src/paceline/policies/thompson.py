@@ -18,13 +18,13 @@ class ThompsonSampling(StoppingPolicy):
     goes on with probability theta.
 
     With a `cost`: the draw decides whether to draft at all, as if it were the truth, so that a request that had stopped
-    drafting tries again now and then. How far is decided by expectation: go on while one more token promises more per
-    cost than the round so far. There is no need to explore lengths, since the target judges every draft.
+    drafting tries again now and then. How far is decided by expectation: go on while some longer draft promises more
+    tokens per cost than the one so far. There is no need to explore lengths, since the target judges every draft.
 
     Args:
         k_max: most tokens a round; the paper sets no bound, but the KV cache needs one.
-        cost: of drafting and verifying one more token, in target passes of one token; "auto": as measured, the dearer
-            the longer the draft; None: the paper's rule.
+        cost: of drafting and verifying one more token, in target passes of one token; "auto": as measured, each
+            at its place; None: the paper's rule.
     """
 
     def __init__(self, k_max: int, cost: float | str | None) -> None:
@@ -32,16 +32,16 @@ class ThompsonSampling(StoppingPolicy):
         valid = cost in (None, AUTO) or (isinstance(cost, int | float) and cost >= 0)
         require(valid, f"cost must be auto, none or a number >= 0, not {cost}")
         self.limit, self.cost = k_max, cost
-        self._price: Callable[[int], float] = lambda drafted: float(cost)  # type: ignore[arg-type]
+        self._round: Callable[[int], float] = lambda drafted: 1 + float(cost or 0) * drafted  # its cost
         self.random = Random()
-        self._all_accepted = self._tokens = self._spent = 1.0
+        self._all_accepted = self._tokens = 1.0  # the chance that all drafted are, and the tokens expected
 
     def seed(self, seed: int) -> None:
         self.random.seed(seed)
 
     def check(self, setting: Setting) -> None:
         if self.cost == AUTO:
-            self._price = setting.cost()
+            self._round = setting.cost()
 
     def theta(self, depth: int) -> float:
         """A draw of theta behind the token drafted at `depth` (step 8)."""
@@ -66,15 +66,18 @@ class ThompsonSampling(StoppingPolicy):
         return self.random.random() < theta  # step 9
 
     def _pays(self, depth: int) -> bool:
-        """Tokens expected of one more draft per its cost, against those of the round per its own: a target pass without
-        a draft costs 1 and gives 1. While chances do not rise, nor costs fall, the first length at which it does not
-        pay is the best.
-        """
-        price = self._price(depth)
         if depth == 0:
-            self._all_accepted = self._tokens = self._spent = 1.0
-            return self.first_theta() >= price
-        self._all_accepted *= self.chance(depth - 1)
-        self._tokens += self._all_accepted
-        self._spent += self._price(depth - 1)
-        return self._all_accepted * self.chance(None) * self._spent >= price * self._tokens
+            self._all_accepted = self._tokens = 1.0
+            chance = self.first_theta()
+        else:
+            self._all_accepted *= self.chance(depth - 1)
+            self._tokens += self._all_accepted
+            chance = self.chance(None)
+        rate = self._tokens / self._round(depth)
+        reached, tokens = self._all_accepted, self._tokens
+        for longer in range(depth + 1, self.limit + 1):
+            reached *= chance
+            tokens += reached
+            if tokens >= rate * self._round(longer):
+                return True
+        return False
