@@ -160,8 +160,9 @@ def test_early_exit(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Pat
     assert "\nstep 2 of " in trained.err
     assert trained.out.startswith("accepted 0.")
     options = ["--out", tmp_path / "head", "--epochs", 2, "--tokens", 200, "--report", 2]
-    again = run(*command, *options, "--data", tmp_path / "nowhere")  # not even looked for
+    again = run(*command, *options, "-N", 2)
     assert (again.code, "--resume" in again.err) == (1, True)
+    assert len(list((tmp_path / "d" / "features").iterdir())) == 1  # told before layer 2 was run over the data
     resumed = json.loads(run(*command, *options, "--resume", "--json").out)
     assert resumed["accepted_1"] == pytest.approx(float(trained.out.split()[1]), abs=6e-4)
     drafter = f"early-exit:head={tmp_path / 'head'}"

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from paceline.cli.options import grouped
-from paceline.cli.training import Told, Training, run
+from paceline.cli.training import Training, run
 
 if TYPE_CHECKING:
-    import torch
-
-    from paceline.training.assemble import Assembled
+    from paceline.training.assemble import Assembled, How
 
 
 @grouped
@@ -29,8 +27,8 @@ def early_exit(
 ) -> None:
     """Train the exit head of the drafter early-exit; runs under `accelerate launch` too."""
 
-    def assemble(device: torch.device, stored: bool, told: Told) -> Assembled:
-        from paceline.training.assemble import How, early_exit
+    def assemble(how: How, stored: bool) -> Assembled:
+        from paceline.training.assemble import early_exit
         from paceline.training.early_exit import ExitConfig
 
         config = ExitConfig(
@@ -40,7 +38,6 @@ def early_exit(
             start=start,
             **training.task(vocab, stored),
         )
-        how = How(training.config(), device, training.tier, told)
         return early_exit(training.model, training.data, config, how)
 
     run(training, assemble)

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from paceline.cli.options import grouped
-from paceline.cli.training import Told, Training, run, training_option
+from paceline.cli.training import Training, run, training_option
 from paceline.registry import require
 
 if TYPE_CHECKING:
-    import torch
-
     from paceline.training.adversarial import AdversarialOptions
-    from paceline.training.assemble import Assembled
+    from paceline.training.assemble import Assembled, How
 
 
 def _option(*names: str, help: str, **more: Any) -> Any:
@@ -72,15 +70,13 @@ def medusa(
 ) -> None:
     """Train the heads of the drafter medusa; runs under `accelerate launch` too."""
 
-    def assemble(device: torch.device, stored: bool, told: Told) -> Assembled:
+    def assemble(how: How, stored: bool) -> Assembled:
         from paceline.training.medusa import MedusaOptions
 
         options = MedusaOptions(heads=heads, vocabulary=vocabulary, **head.options(training, stored))
-        adversarial, config = head.game(), training.config()
-        from paceline.training.assemble import How
+        adversarial = head.game()
         from paceline.training.assemble_heads import medusa
 
-        how = How(config, device, training.tier, told)
         return medusa(training.model, training.data, options, how, adversarial)
 
     run(training, assemble)
@@ -105,16 +101,14 @@ def eagle(
 ) -> None:
     """Train the head of the drafter eagle; runs under `accelerate launch` too."""
 
-    def assemble(device: torch.device, stored: bool, told: Told) -> Assembled:
+    def assemble(how: How, stored: bool) -> Assembled:
         from paceline.training.eagle import EagleOptions
 
         common = head.options(training, stored)
         options = EagleOptions(regression=regression, noise=noise, rollout=rollout, **common)
-        adversarial, config = head.game(), training.config()
-        from paceline.training.assemble import How
+        adversarial = head.game()
         from paceline.training.assemble_heads import eagle
 
-        how = How(config, device, training.tier, told)
         return eagle(training.model, training.data, options, how, adversarial)
 
     run(training, assemble)

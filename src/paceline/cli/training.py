@@ -16,9 +16,7 @@ from paceline.cli.console import print_json
 from paceline.registry import require
 
 if TYPE_CHECKING:
-    import torch
-
-    from paceline.training.assemble import Assembled
+    from paceline.training.assemble import Assembled, How
     from paceline.training.trainer import Report, TrainConfig
 
 
@@ -92,9 +90,8 @@ class Training:
         return TrainConfig(**{field.name: getattr(self, field.name) for field in fields(TrainConfig)})
 
 
-Told = Callable[[int, int], None]
-#: Makes the task: of the device, of whether to store what the frozen layers give, of whom to tell about that.
-Assemble = Callable[["torch.device", bool, Told], "Assembled"]
+#: Makes the task: of how to train it, and whether to store what the frozen layers give.
+Assemble = Callable[["How", bool], "Assembled"]
 
 
 def run(options: Training, assemble: Assemble) -> None:
@@ -104,17 +101,26 @@ def run(options: Training, assemble: Assemble) -> None:
     require(gpu or options.device != "cuda", "there is no CUDA device here")
     from accelerate import Accelerator
 
+    from paceline.training.assemble import How
     from paceline.training.checkpoints import Checkpoints
     from paceline.training.trainer import Trainer
 
-    if options.out and not options.resume:
-        Checkpoints(options.out, {}, options.keep).check_new()  # before the data is gone through
+    def check_new(home: Path) -> None:
+        if not options.resume:
+            Checkpoints(options.out or home, {}, options.keep).check_new()
 
     accelerator = Accelerator(cpu=not gpu, mixed_precision="bf16" if gpu else "no")
     with _bar(accelerator.is_main_process) as bar:
         frozen = bar.add_task("frozen layers: tokens", total=None)
         stored = not gpu if options.store is None else options.store
-        made = assemble(accelerator.device, stored, lambda done, of: bar.update(frozen, completed=done, total=of))
+        how = How(
+            config,
+            accelerator.device,
+            options.tier,
+            check_new,
+            lambda done, of: bar.update(frozen, completed=done, total=of),
+        )
+        made = assemble(how, stored)
         bar.remove_task(frozen)
         out = options.out or made.home
         trainer = Trainer(made.task, made.data, config, out, accelerator, settings=made.settings, resume=options.resume)

@@ -38,12 +38,19 @@ class Assembled(NamedTuple):
 
 
 class How(NamedTuple):
-    """How a head is trained, whatever its kind."""
+    """How a head is trained, whatever its kind.
+
+    Attributes:
+        tier: which computes the frozen layers.
+        at_home: told where the head would be found, before anything takes long.
+        told: of tokens whose states have been stored, of how many.
+    """
 
     training: TrainConfig
     device: torch.device
-    tier: str | None = None  # which computes the frozen layers
-    told: Callable[[int, int], None] = lambda done, of: None  # of tokens whose states have been stored, of how many
+    tier: str | None = None
+    at_home: Callable[[Path], None] = lambda home: None
+    told: Callable[[int, int], None] = lambda done, of: None
 
 
 def early_exit(name: str, folders: Sequence[Path], config: ExitConfig, how: How) -> Assembled:
@@ -71,6 +78,8 @@ def early_exit(name: str, folders: Sequence[Path], config: ExitConfig, how: How)
         rank=config.rank,
         copied=config.layers if follow else None,
     )
+    home = head.stored_path(target)
+    how.at_home(home)
     head.to(how.device)
     matrix = model.get_output_embeddings().weight.detach().to(how.device, copy=True)
     model = nn.Module.to(cut(model, config.layers), how.device, dtype)
@@ -82,7 +91,7 @@ def early_exit(name: str, folders: Sequence[Path], config: ExitConfig, how: How)
     if config.start == "fitted":
         fit_output(head, matrix, frozen, data, data.split(how.training.held_back, how.training.seed)[0])
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
-    return Assembled(EarlyExit(head, frozen, config.objective), data, head.stored_path(target), settings, loaded, total)
+    return Assembled(EarlyExit(head, frozen, config.objective), data, home, settings, loaded, total)
 
 
 def facts(config: Any) -> dict[str, Any]:

@@ -90,8 +90,9 @@ def _assembled(
     how: How,
     adversarial: AdversarialOptions | None,
 ) -> Assembled:
-    model, data, (training, device, tier, told) = setting.model, setting.data, how
+    model, data, (training, device, tier, at_home, told) = setting.model, setting.data, how
     home = head.stored_path(setting.target) / f"k{config.layers}{'-adv' if adversarial else ''}"
+    at_home(home)
     dtype = torch.float32 if device.type == "cpu" else setting.dtype
     head.to(device)
     matrix, embeddings = (
