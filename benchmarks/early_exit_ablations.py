@@ -98,7 +98,7 @@ def table(args: argparse.Namespace, names: list[str]) -> str:
     """Simulated acceptance on held-back samples of `--data`."""
     trained = facts("early-exit", args.out / names[0].replace(" ", "-")) or {}
     target, data = load_target(args.model), Dataset(args.data, max_length=trained["max_length"])
-    held_back = data.batches(data.split(trained["held_back"], trained["seed"])[1], 2048, None)
+    held_back = data.batches(data.split(trained["held_back"])[1], 2048, None)
     chain = [f"accepted {n}" for n in range(1, CHAIN + 1)]
     lines = [["head", *chain, "tokens a pass at K = 5", "loss", "trained parameters"]]
     for name in track(names, "measuring", console=BAR):

@@ -1,6 +1,6 @@
 """Simulated acceptance of an exit head on the samples that its training held back, by the file their prompts are from.
 
-python benchmarks/early_exit_kinds.py --data DATA … --prompts FILE … [--head FOLDER] [--held-back N] [--seed S]
+python benchmarks/early_exit_kinds.py --data DATA … --prompts FILE … [--head FOLDER] [--held-back N]
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="files that the data was made from")
     parser.add_argument("--head", type=Path, help="default: the drafter's own")
     parser.add_argument("--held-back", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     target = load_target(args.model, tier="native")
     head = ExitHead.load(args.head or ExitHead.find(target), target)
@@ -38,7 +37,7 @@ def main() -> None:
     data = Dataset(*args.data, max_length=head.config.trained.get("max_length", 1024))
     first = {conversation.turns[0]: path.name for path in args.prompts for conversation in read_prompts([path])}
     found: dict[str, list[torch.Tensor]] = defaultdict(list)
-    for index in data.split(args.held_back, args.seed)[1]:
+    for index in data.split(args.held_back)[1]:
         batch = data.batch([index])
         text = str(target.tokenizer.decode(batch.ids[0]))
         name = next((name for turn, name in first.items() if turn.strip() in text), OTHER)

@@ -65,12 +65,29 @@ def test_cut(tiny_data: Path) -> None:
 
 def test_split(tiny_data: Path) -> None:
     data = Dataset(tiny_data)
-    training, held = data.split(4, seed=0)
+    training, held = data.split(4)
     assert len(held) == 4
     assert data.generated[held].all()
     assert sorted(training + held) == list(range(len(data)))
-    assert data.split(4, seed=1)[1] != held
-    assert len(data.split(10**6, seed=0)[1]) == len(data) // 10
+    assert len(data.split(10**6)[1]) == len(data) // 10
+
+
+def test_no_prompt_is_learnt_and_measured(tiny_data: Path, tmp_path: Path) -> None:
+    """Also where two folders hold answers to the same one."""
+    other = tmp_path / "other"
+    shutil.copytree(tiny_data, other)
+    data = Dataset(tiny_data, other)
+    training, held = data.split(4)
+    assert len(held) == 4
+    for index in held:
+        asked = data.asked[index]
+        assert asked is not None
+        batch, (shard, start) = data.batch([index]), data.where[index]
+        length = int((batch.labels[0] != IGNORE).nonzero()[0]) + 1
+        assert asked == data.shards[shard].ids[start : start + length].numpy().tobytes()
+        assert data.asked.count(asked) >= 2
+        assert asked not in {data.asked[i] for i in training}
+    assert {i for i in range(len(data)) if not data.generated[i]} <= set(training)
 
 
 def test_frequencies(tiny_data: Path) -> None:
@@ -154,11 +171,11 @@ def test_what_is_held_back(tiny_data: Path) -> None:
     everything = data.where, data.generated
     for count, held_back in ((5, 1), (2, 1), (40, 4)):
         data.where, data.generated = everything[0][:count], everything[1][:count]
-        train, held = data.split(64, seed=1)
+        train, held = data.split(64)
         assert (len(train), len(held)) == (count - held_back, held_back)
         assert all(data.generated[held]) or not any(data.generated)
         data.generated = np.zeros(count, dtype=bool)
-        assert len(data.split(64, seed=1)[1]) == held_back
+        assert len(data.split(64)[1]) == held_back
     data.where = everything[0][:1]
     with pytest.raises(DataError, match="a single sample"):
-        data.split(64, seed=1)
+        data.split(64)

@@ -228,7 +228,16 @@ def test_frequent_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"layers": 3}, {"layers": 0}, {"exit_layers": 9}, {"vocab": 0}, {"start": "x"}, {"objective": "x"}]
+    "wrong",
+    [
+        {"layers": 3},
+        {"layers": 0},
+        {"exit_layers": 9},
+        {"vocab": 0},
+        {"start": "x"},
+        {"objective": "x"},
+        {"objective": "whole"},
+    ],
 )
 def test_wrong_options(tiny_model_dir: Path, tiny_data: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):

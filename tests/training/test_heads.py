@@ -27,6 +27,7 @@ from paceline.training.eagle import EagleOptions
 from paceline.training.heads import ahead
 from paceline.training.medusa import RANKS, MedusaOptions
 from paceline.training.rollout import rollout
+from paceline.training.samples import UNKNOWN
 from paceline.training.trainer import Report, TrainConfig, Trainer
 from tiny import small_llama
 
@@ -133,6 +134,32 @@ def test_eagle_is_measured_as_it_drafts(tiny_model_dir: Path, tiny_data: Path, t
                 read, text = torch.cat([read, guess], 1), [*text, int(head.outputs(guess).argmax())]
             hits, starts = hits + (text == ids[: at + 4]), starts + 1
     assert (counts[1], counts[6]) == (hits, starts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_distributions(kind: str, tiny_model_dir: Path, tiny_data: Path) -> None:
+    """What heads learn then is what the model itself says of the tokens that they draft."""
+    made = assembled(kind, tiny_model_dir, tiny_data, objective="whole", vocab=None)
+    batch, heads = made.data.batch([3]), 4 if kind == "medusa" else 1
+    drafts = made.task.drafts(batch, learning=False)
+    with torch.no_grad():
+        said = made.task.truth(drafts.truth).log_softmax(-1)
+    starts = (ahead(batch.labels, 1, IGNORE)[0] != IGNORE).nonzero()[:, 0]  # positions t, which draft t + 2 and on
+    for row in (drafts.weights > 0).nonzero()[:, 0].tolist():
+        at = int(starts[row // heads]) + 1 + row % heads
+        if batch.top_ids[0, at, 0] != UNKNOWN:
+            torch.testing.assert_close(said[row, batch.top_ids[0, at]], batch.top_logp[0, at], rtol=1e-2, atol=1e-2)
+    if kind == "medusa":
+        wanted = (drafts.weights * -(said.exp() * drafts.logits.log_softmax(-1)).sum(-1)).sum()
+        torch.testing.assert_close(drafts.loss, wanted)
+
+
+def test_noise_is_another_at_every_step(tiny_model_dir: Path, tiny_data: Path) -> None:
+    """A text that is a batch of its own meets other noise in the next epoch, and the same after a resumption."""
+    made = assembled("eagle", tiny_model_dir, tiny_data)
+    first, again, later = (made.task.drafts(made.data.batch([3], step)).logits for step in (0, 0, 7))
+    assert torch.equal(first, again)
+    assert (first != later).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

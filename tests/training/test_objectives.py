@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.training.dataset import IGNORE
-from paceline.training.objectives import soft_cross_entropy, soft_labels
+from paceline.training.objectives import soft_cross_entropy, soft_labels, whole_cross_entropy
 from paceline.training.samples import UNKNOWN
 
 LABELS = torch.tensor([3, 1, 2])
@@ -38,6 +38,17 @@ def test_distil_is_least_where_the_draft_is_the_target() -> None:
     logits = (p[:2] + 1e-9).log().requires_grad_()
     soft_cross_entropy(logits, tokens[:2], weights[:2]).backward()
     assert logits.grad.abs().max() < 1e-5
+
+
+def test_whole_is_least_where_the_draft_is_the_target() -> None:
+    """Where it is the entropy, and its gradient vanishes; positions count as they weigh."""
+    target = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    logits, weights = (target + 2).requires_grad_(), torch.tensor([1.0, 0.5, 0.0])
+    loss = whole_cross_entropy(logits, target, weights)
+    loss.backward()
+    torch.testing.assert_close(loss, (weights * torch.distributions.Categorical(logits=target).entropy()).sum())
+    assert logits.grad.abs().max() < 1e-6
+    assert whole_cross_entropy(target.flip(1), target, weights) > loss
 
 
 def test_labels_outside_the_vocabulary_do_not_count() -> None:

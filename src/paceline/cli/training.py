@@ -39,9 +39,11 @@ class Training:
         training_option("--out", "-o", help="Folder of the head; default in the cache, where its drafter finds it."),
     ] = None
     objective: Annotated[
-        Literal["text", "argmax", "distil"],
+        Literal["text", "argmax", "distil", "whole"],
         training_option(
-            "--objective", help="Learn the text, the model's likeliest tokens, or its probabilities of them."
+            "--objective",
+            help="Learn the text, the model's likeliest token, its probabilities of the likeliest few, or of all "
+            "(medusa, eagle).",
         ),
     ] = "distil"
     epochs: Annotated[int, training_option("--epochs", help="Passes over the data.")] = 4

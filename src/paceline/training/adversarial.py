@@ -106,18 +106,13 @@ class Adversarial(Task):
 
     Args:
         task: the head's own.
-        discriminator: reads the logits of the head's tokens.
-        matrix: the target's output rows for these tokens, which its own logits come from.
+        discriminator: D, which reads the logits of the head's tokens.
+
+    Of a head's draft, `drafted` is what D sees of its logits d, and `truth` what the target's logits q come from.
     """
 
-    def __init__(
-        self,
-        task: FeatureTask,
-        discriminator: Discriminator,
-        matrix: Float[Tensor, "vocab hidden"],
-        options: AdversarialOptions,
-    ) -> None:
-        self.task, self.discriminator, self.matrix, self.options = task, discriminator, matrix, options
+    def __init__(self, task: FeatureTask, discriminator: Discriminator, options: AdversarialOptions) -> None:
+        self.task, self.discriminator, self.options = task, discriminator, options
         self.counts = task.counts + 4
         self._judged: dict[tuple[int, ...], Judged] = {}  # by batch: drafts of the head's turn, for the discriminator's
         self._module = nn.ModuleDict({"head": task.module, "discriminator": discriminator})
@@ -161,7 +156,7 @@ class Adversarial(Task):
 
     def _verdicts(self, judged: Judged) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
         """On the head's logits and on the target's."""
-        real = self.discriminator.given(judged.truth @ self.matrix.T)
+        real = self.discriminator.given(self.task.truth(judged.truth))
         return self.discriminator(judged.hidden, judged.drafted), self.discriminator(judged.hidden, real)
 
     def count(self, batch: Batch) -> Float[Tensor, " counts"]:

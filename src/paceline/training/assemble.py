@@ -89,7 +89,7 @@ def early_exit(name: str, folders: Sequence[Path], config: ExitConfig, how: How)
     if config.stored:
         frozen = FeatureStore(first, data, head.fingerprint, config.store_limit, how.told)
     if config.start == "fitted":
-        fit_output(head, matrix, frozen, data, data.split(how.training.held_back, how.training.seed)[0])
+        fit_output(head, matrix, frozen, data, data.split(how.training.held_back)[0])
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     return Assembled(EarlyExit(head, frozen, config.objective), data, home, settings, loaded, total)
 

@@ -55,9 +55,11 @@ def medusa(
         tokens=setting.tokens,
     )
     break_symmetry(head, how.training.seed)
-    return _assembled(
-        setting, head, fit_medusa, lambda features: Medusa(head, features, config.objective), config, how, adversarial
-    )
+
+    def task(features: Frozen, matrix: Tensor) -> Medusa:
+        return Medusa(head, features, config.objective, matrix)
+
+    return _assembled(setting, head, fit_medusa, task, config, how, adversarial)
 
 
 def eagle(
@@ -66,10 +68,11 @@ def eagle(
     """An EAGLE head, as `medusa`."""
     setting = _setting(name, folders, config)
     head = EagleHead.from_target(setting.model, config.layers, tokens=setting.tokens, seed=how.training.seed)
-    seed = how.training.seed
-    return _assembled(
-        setting, head, fit_eagle, lambda features: Eagle(head, features, config, seed), config, how, adversarial
-    )
+
+    def task(features: Frozen, matrix: Tensor) -> Eagle:
+        return Eagle(head, features, config, matrix, how.training.seed)
+
+    return _assembled(setting, head, fit_eagle, task, config, how, adversarial)
 
 
 def _setting(name: str, folders: Sequence[Path], config: HeadOptions) -> Setting:
@@ -85,7 +88,7 @@ def _assembled(
     setting: Setting,
     head: TrainedHead,
     fit: Callable[[Any, Frozen, Dataset, Sequence[int]], None],
-    task: Callable[[Frozen], FeatureTask],
+    task: Callable[[Frozen, Tensor], FeatureTask],
     config: HeadOptions,
     how: How,
     adversarial: AdversarialOptions | None,
@@ -100,13 +103,13 @@ def _assembled(
     )
     layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), setting.tokenizer, tier))
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, told) if config.stored else layers
-    fit(head, features, data, data.split(training.held_back, training.seed)[0])
+    fit(head, features, data, data.split(training.held_back)[0])
     learner: Task
-    made = learner = task(features)
+    made = learner = task(features, matrix)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     if adversarial:
         discriminator = Discriminator(adversarial.form, adversarial.layers, embeddings, training.seed).to(device)
-        learner = Adversarial(made, discriminator, matrix, adversarial)
+        learner = Adversarial(made, discriminator, adversarial)
         settings["adversarial"] = asdict(adversarial)
     loaded = setting.total + parameters(learner.module)
     return Assembled(learner, data, home, settings, loaded, setting.total)

@@ -28,10 +28,11 @@ class Batch(NamedTuple):
     top_ids: Int[Tensor, "batch tokens k"]  # what the target found likeliest as next token; UNKNOWN where not asked
     top_logp: Float[Tensor, "batch tokens k"]
     rows: list[range]  # where the texts lie in the dataset, by token
+    step: int = 0  # of the training: what is drawn at random for a batch depends on it
 
     def to(self, device: torch.device) -> Batch:
         ids, labels, top_ids, top_logp = (tensor.to(device) for tensor in self[:4])
-        return Batch(ids, labels, top_ids, top_logp, self.rows)
+        return Batch(ids, labels, top_ids, top_logp, self.rows, self.step)
 
 
 class Dataset:
@@ -63,6 +64,7 @@ class Dataset:
         self.tokens = sum(len(shard.ids) for shard in self.shards)
         self.where: list[tuple[int, int]] = []  # of each sample: its shard, its first token there
         starts, lengths, learnt, generated = [], [], [], []
+        self.asked: list[bytes | None] = []  # of each sample: what the model answers in it
         self.bases: list[int] = []  # of each shard: its first token in the dataset
         base = 0
         for index, shard in enumerate(self.shards):
@@ -76,6 +78,8 @@ class Dataset:
                     lengths.append(stop - start)
                     learnt.append(count)
                     generated.append(bool((mask == GENERATED).any()))
+                    prompt = shard.ids[start : start + 1 + int((mask != PROMPT).int().argmax())]
+                    self.asked.append(prompt.numpy().tobytes() if generated[-1] else None)
             base += len(shard.ids)
         if not self.where:
             raise DataError(f"{folder} has no samples to learn from")
@@ -85,17 +89,20 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.where)
 
-    def split(self, held_back: int, seed: int) -> tuple[list[int], list[int]]:
+    def split(self, held_back: int) -> tuple[list[int], list[int]]:
         """Samples to train on, and `held_back` (at most a tenth of all) to measure on: generated ones if there are any.
+        These are the same for every training on this data; other answers to their prompts are in neither part.
 
         Raises DataError where there are not enough for both.
         """
-        if len(self) < 2:
-            raise DataError(f"{self.folders[0]} has a single sample: none to train on beside the one to measure on")
-        order = np.random.default_rng(seed).permutation(len(self)).tolist()
+        order = np.random.default_rng(0).permutation(len(self)).tolist()
         count = min(held_back, max(1, len(self) // 10))
         held = ([index for index in order if self.generated[index]] or order)[:count]
-        return sorted(set(order).difference(held)), held
+        seen = {self.asked[index] for index in held} - {None}
+        training = sorted(index for index in set(order).difference(held) if self.asked[index] not in seen)
+        if not training:
+            raise DataError(f"{self.folders[0]} has a single sample: none to train on beside the one to measure on")
+        return training, held
 
     def batches(self, samples: Sequence[int], tokens: int, seed: tuple[int, ...] | None) -> list[list[int]]:
         """Samples of like length in batches of at most `tokens` tokens, padding included (a longer one alone).
@@ -116,7 +123,7 @@ class Dataset:
             shuffle.shuffle(found)
         return found
 
-    def batch(self, samples: Sequence[int]) -> Batch:
+    def batch(self, samples: Sequence[int], step: int = 0) -> Batch:
         all_ids, labels, top_ids, top_logp = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
         for index in samples:
             number, start = self.where[index]
@@ -134,6 +141,7 @@ class Dataset:
             _padded(top_ids, width, UNKNOWN),
             _padded(top_logp, width, -torch.inf),
             [range(self.starts[index], self.starts[index] + self.lengths[index]) for index in samples],
+            step,
         )
 
     def frequencies(self, vocab: int) -> Float[Tensor, " vocab"]:

@@ -57,8 +57,8 @@ class Eagle(FeatureTask):
 
     counts = COUNTS
 
-    def __init__(self, head: EagleHead, features: Frozen, options: EagleOptions, seed: int) -> None:
-        super().__init__(head, features, options.objective)
+    def __init__(self, head: EagleHead, features: Frozen, options: EagleOptions, matrix: Tensor, seed: int) -> None:
+        super().__init__(head, features, options.objective, matrix)
         self.options, self.seed = options, seed
 
     def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
@@ -69,7 +69,8 @@ class Eagle(FeatureTask):
         true, losses = ahead(features, 1, 0.0), []
         for step, weight in zip(steps, weights, strict=True):
             far = functional.smooth_l1_loss(step.guessed, true[step.rows], reduction="none").mean(-1)
-            losses.append(self._distil(batch, step, weight) + self.options.regression * (weight * far).sum())
+            said = self._said(batch, step, weight, true[step.rows])
+            losses.append(said + self.options.regression * (weight * far).sum())
         return Drafts(
             torch.cat([step.logits for step in steps]),
             torch.cat(weights),
@@ -85,14 +86,16 @@ class Eagle(FeatureTask):
             rows[:, :n] = False  # where a draft would have begun before the text
             yield _Step(rows, guessed[rows], self.head.outputs(guessed[rows]))
 
-    def _distil(self, batch: Batch, step: _Step, weight: Tensor) -> Float[Tensor, ""]:
+    def _said(self, batch: Batch, step: _Step, weight: Tensor, true: Tensor) -> Float[Tensor, ""]:
+        """The loss of what a step says of the next token."""
         labels, top_ids = ahead(batch.labels, 1, IGNORE), ahead(batch.top_ids, 1, UNKNOWN)
         top_logp = ahead(batch.top_logp, 1, -torch.inf)
-        return self.distil(step.logits, weight, (labels[step.rows], top_ids[step.rows], top_logp[step.rows]))
+        wanted = labels[step.rows], top_ids[step.rows], top_logp[step.rows]
+        return self.learn(step.logits, weight, wanted, true)
 
     def _noise(self, batch: Batch, features: Tensor) -> Tensor:
-        """Drawn by what is in the batch, so that it is the same for any number of processes, and after a resumption."""
-        drawn = np.random.default_rng([self.seed, *(row.start for row in batch.rows)])
+        """Drawn by the step and what is in the batch: the same for any number of processes, and after a resumption."""
+        drawn = np.random.default_rng([self.seed, batch.step, *(row.start for row in batch.rows)])
         uniform = torch.from_numpy(drawn.random(features.shape, np.float32)).to(features)
         there = torch.arange(features.shape[1]) < torch.tensor([[len(row)] for row in batch.rows])
         size = features[there.to(features.device)].square().mean().sqrt()
@@ -110,7 +113,7 @@ class Eagle(FeatureTask):
             asked.append(ahead(step.rows, n, False))
             if n == 0:
                 first, chosen = step, best
-        loss = self._distil(batch, first, torch.ones_like(first.logits[:, 0]))
+        loss = self._said(batch, first, torch.ones_like(first.logits[:, 0]), ahead(features, 1, 0.0)[first.rows])
         return tally(draft_counts(torch.stack(right, -1), torch.stack(asked, -1)), chosen, top_ids[first.rows], loss)
 
     def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from paceline.registry import require
 from paceline.training.acceptance import CHAIN, COUNTS, chain_counts, figures, tally
 from paceline.training.dataset import IGNORE, Batch
 from paceline.training.heads import HeadTask
+from paceline.training.objectives import WHOLE
 from paceline.training.task import TaskOptions
 
 STARTS = ("fitted", "last")
@@ -36,6 +37,7 @@ class ExitConfig(TaskOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.objective != WHOLE, "early-exit does not read the features that objective whole needs")
         require(self.start in STARTS, f"start must be {' or '.join(STARTS)}, not '{self.start}'")
 
 

@@ -14,7 +14,7 @@ from paceline.drafters.heads import TrainedHead
 from paceline.registry import require
 from paceline.training.dataset import Batch
 from paceline.training.frozen import Frozen
-from paceline.training.objectives import soft_cross_entropy, soft_labels
+from paceline.training.objectives import WHOLE, soft_cross_entropy, soft_labels, whole_cross_entropy
 from paceline.training.task import Task, TaskOptions
 
 
@@ -77,7 +77,31 @@ class HeadTask(Task):
 
 class FeatureTask(HeadTask):
     """A head on the target's features, its hidden states after the final norm: what it drafts can be set beside the
-    target's own logits for the same token."""
+    target's own logits for the same token.
+
+    Args:
+        matrix: the target's output rows for the head's tokens, which these logits come from.
+    """
+
+    def __init__(self, head: Any, frozen: Frozen, objective: str, matrix: Float[Tensor, "vocab hidden"]) -> None:
+        super().__init__(head, frozen, objective)
+        self.matrix = matrix
+
+    def truth(self, features: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        """The target's logits."""
+        return features.to(self.matrix.dtype) @ self.matrix.T
+
+    def learn(
+        self,
+        logits: Float[Tensor, "n vocab"],
+        weights: Float[Tensor, " n"],
+        wanted: tuple[Tensor, Tensor, Tensor],
+        features: Float[Tensor, "n hidden"],
+    ) -> Float[Tensor, ""]:
+        """`distil`, or from the features that the target's own logits come from, against all that these say."""
+        if self.objective == WHOLE:
+            return whole_cross_entropy(logits, self.truth(features), weights)
+        return self.distil(logits, weights, wanted)
 
     @abstractmethod
     def drafts(self, batch: Batch, learning: bool = True) -> Drafts:

@@ -39,8 +39,8 @@ class MedusaOptions(HeadOptions):
 class Medusa(FeatureTask):
     """Head i learns at position t what token t + 2 + i will be: all heads at all positions in one pass."""
 
-    def __init__(self, head: MedusaHead, features: Frozen, objective: str) -> None:
-        super().__init__(head, features, objective)
+    def __init__(self, head: MedusaHead, features: Frozen, objective: str, matrix: Tensor) -> None:
+        super().__init__(head, features, objective, matrix)
         self.heads = head.config.heads
         self.counts = COUNTS + self.heads * (RANKS + 1)
         self.accuracies: list[list[float]] = []  # as measured last
@@ -60,9 +60,9 @@ class Medusa(FeatureTask):
         seen = features[rows][:, None].expand(-1, self.heads, -1)
         logits = self.head(features[rows]).flatten(0, 1)
         weights = ((labels != IGNORE) * self.shares.to(labels.device)).flatten()
-        loss = self.distil(logits, weights, (labels.flatten(), top_ids.flatten(0, 1), top_logp.flatten(0, 1)))
-        truth = self._ahead(features, 0.0)[rows]
-        return Drafts(logits, weights, seen.flatten(0, 1), truth.flatten(0, 1), loss), labels, top_ids
+        truth = self._ahead(features, 0.0)[rows].flatten(0, 1)
+        loss = self.learn(logits, weights, (labels.flatten(), top_ids.flatten(0, 1), top_logp.flatten(0, 1)), truth)
+        return Drafts(logits, weights, seen.flatten(0, 1), truth, loss), labels, top_ids
 
     def _ahead(self, values: Tensor, fill: float) -> Tensor:
         """`[batch, tokens, ...]` -> `[batch, tokens, heads, ...]`: what is to be known where head i's token follows."""

@@ -9,7 +9,8 @@ from torch import Tensor
 from paceline.training.dataset import IGNORE
 from paceline.training.samples import UNKNOWN
 
-OBJECTIVES = ("text", "argmax", "distil")
+WHOLE = "whole"  # all that the target says, from its features: of heads that read these
+OBJECTIVES = ("text", "argmax", "distil", WHOLE)
 
 
 def soft_labels(
@@ -19,7 +20,8 @@ def soft_labels(
 
     Args:
         objective: "text": the token that follows (EESD); "argmax": the target's likeliest token; "distil": its
-            likeliest tokens by their probabilities. The latter two take the text where the target was not asked.
+            likeliest tokens by their probabilities. The latter two take the text where the target was not asked. For
+            WHOLE see `whole_cross_entropy`.
     """
     known = (top_ids[:, :1] != UNKNOWN) if top_ids.shape[1] else torch.zeros_like(labels[:, None], dtype=torch.bool)
     if objective == "text" or not top_ids.shape[1]:
@@ -28,6 +30,14 @@ def soft_labels(
         return torch.where(known, top_ids[:, :1], labels[:, None]), torch.ones_like(top_logp[:, :1])
     p = top_logp.softmax(-1).where(known, 0.0)
     return torch.cat([labels[:, None], top_ids], 1), torch.cat([(~known).float(), p], 1)
+
+
+def whole_cross_entropy(
+    logits: Float[Tensor, "n vocab"], target: Float[Tensor, "n vocab"], weights: Float[Tensor, " n"]
+) -> Float[Tensor, ""]:
+    """Sum of the cross-entropies against the distributions of the target's logits, with weights."""
+    logits = logits.float()
+    return (weights * (logits.logsumexp(1) - (target.float().softmax(1) * logits).sum(1))).sum()
 
 
 def soft_cross_entropy(

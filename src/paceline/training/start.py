@@ -19,7 +19,7 @@ from paceline.training.heads import ahead
 from paceline.training.objectives import soft_labels
 
 TOKENS = 32_768  # positions that the fit looks at
-RIDGE = 1e-3  # relative to the mean square of what is read
+RIDGE = 1e-3  # relative to the mean square of each input
 SCALES = [2.0**power for power in range(-2, 9)]
 
 
@@ -41,8 +41,7 @@ class Regression:
     def solve(self) -> Float[Tensor, "outputs inputs"]:
         if not self.seen:
             raise DataError("the samples are too short for this head: there is nothing to learn so far ahead")
-        damping = RIDGE * self.squares.diagonal().mean()
-        damped = self.squares + damping * torch.eye(len(self.squares), dtype=torch.float64, device=self.squares.device)
+        damped = self.squares + RIDGE * self.squares.diagonal().diag()
         return torch.linalg.solve(damped, self.products).T.float()
 
 

@@ -40,7 +40,7 @@ class TrainConfig:
         held_back: samples to measure on.
         report: steps between measurements, and between checkpoints.
         keep: latest checkpoints that stay.
-        seed: of the order of the data, and of what is held back.
+        seed: of the order of the data.
     """
 
     epochs: int = 4
@@ -104,7 +104,7 @@ class Trainer:
             for player in task.players
         }
         self.optimizer = torch.optim.AdamW(self._groups(), betas=(0.9, 0.95))
-        training, held_back = data.split(config.held_back, config.seed)
+        training, held_back = data.split(config.held_back)
         self.held_back = data.batches(held_back, config.tokens, seed=None)
         self.steps = self._plan(training)
         self.checkpoints = Checkpoints(out, {**asdict(config), **(settings or {})}, config.keep)
@@ -192,7 +192,7 @@ class Trainer:
                 weight.requires_grad_(name == player.name)
                 weight.grad = torch.zeros_like(weight) if name == player.name else None
         for samples in passes[rank::world]:
-            batch = self.data.batch(samples).to(device)
+            batch = self.data.batch(samples, self.step).to(device)
             with self.accelerator.autocast():
                 loss = player.loss(batch) / labels
             loss.backward()
