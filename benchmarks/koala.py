@@ -7,8 +7,9 @@
 `train` trains a head for every combination of what it is given (what stands behind `--` goes to `paceline train`), all
 on the same data for the same steps; what is in DIR already is not trained again, and more may join it later. `methods`
 names, for the benchmark, plain decoding and each head's chain, and with `--tree` its dynamic tree. `table` has a row
-for all seeds of a head, mean and standard deviation: simulated acceptance on the samples that training held back, and
-of RESULTS n-alpha, tau and the speedup over `ar`.
+for all seeds of a head, mean and standard deviation: simulated acceptance on the samples that training held back, the
+same for all heads; what the discriminator adds to it, seed by seed; and of RESULTS n-alpha, tau and the speedup over
+`ar`. Options behind `--` that only one kind has go with `--kinds`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from trained import facts, own_and_passed, train
 
 KINDS = ("medusa", "eagle")
 POSITIONS = 3  # of n-alpha, as in the paper
+MEASURED = (*(f"accepted_{n}" for n in range(1, POSITIONS + 1)), "held_back_loss")
 CHAIN = "fixed:k=4"
-TREES = {"medusa": "tree=dynamic", "eagle": "tree=4"}
+TREES = {"medusa": "tree=dynamic:budget=16+fixed:k=4", "eagle": "tree=4:budget=16+fixed:k=4"}
 
 
 class Kind(NamedTuple):
@@ -86,14 +88,22 @@ def methods(args: argparse.Namespace) -> None:
 
 def table(args: argparse.Namespace) -> None:
     heads = trained_heads(args.out)
-    print("Simulated acceptance, on text of the model that was held back:\n")
-    first = [f"accepted {n}" for n in range(1, POSITIONS + 1)]
-    lines = [["drafter", "K", "lambda", "discriminator", "seeds", *first, "held-back loss"]]
+    about_all = ["drafter", "K", "lambda", "discriminator", "seeds"]
+    named_so = [*(f"accepted {n}" for n in range(1, POSITIONS + 1)), "held-back loss"]
+    lines, gains = [[*about_all, *named_so]], [[*about_all, *named_so]]
     for kind, folders in heads.items():
-        measured = [(facts(kind.drafter, folder) or {})["measured"] for folder in folders]
-        keys = [*(f"accepted_{n}" for n in range(1, POSITIONS + 1)), "held_back_loss"]
-        lines.append([*_about(kind, folders), *(spread([m.get(key) for m in measured], ".3f") for key in keys)])
-    print(markdown(lines))
+        found, without = measured(kind, folders), Kind(kind.drafter, kind.layers, 0.0)
+        lines.append(
+            [*_about(kind, folders), *(spread([m.get(key) for m in found.values()], ".3f") for key in MEASURED)]
+        )
+        if kind.weight and without in heads:
+            other = measured(without, heads[without])
+            pairs = [(found[seed], other[seed]) for seed in found if seed in other]
+            apart = ([a[key] - b[key] for a, b in pairs if key in a] for key in MEASURED)
+            gains.append([*_about(kind, pairs), *(spread(values, "+.4f") for values in apart)])
+    print(f"Simulated acceptance, on text of the model that was held back:\n\n{markdown(lines)}")
+    if len(gains) > 1:
+        print(f"\nWhat the discriminator adds to the same head of the same seed:\n\n{markdown(gains)}")
     if args.results:
         config, rows = read(args.results)
         print(f"\n{about(config)}")
@@ -102,6 +112,12 @@ def table(args: argparse.Namespace) -> None:
             if not here:
                 sys.exit(f"{args.results} has no task {args.task}")
             print(f"\n{named(temperature)}, {here[0]['prompts']} prompts:\n\n{benchmarked(heads, here)}")
+
+
+def measured(kind: Kind, folders: Sequence[Path]) -> dict[int, dict[str, float]]:
+    """By seed, what training measured in the end."""
+    trained = [facts(kind.drafter, folder) or {} for folder in folders]
+    return {about["seed"]: about["measured"] for about in trained}
 
 
 def benchmarked(heads: dict[Kind, list[Path]], rows: Sequence[Row]) -> str:
@@ -127,7 +143,7 @@ def spread(values: Sequence[float | None], form: str) -> str:
     if not known:
         return ""
     mean = format(statistics.mean(known), form)
-    return mean if len(known) == 1 else f"{mean} ± {format(statistics.stdev(known), form)}"
+    return mean if len(known) == 1 else f"{mean} ± {format(statistics.stdev(known), form.lstrip('+'))}"
 
 
 def main() -> None:

@@ -9,12 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+COMMAND = "command.json"  # beside a head: how it was trained, so that no other is taken for it
+
 
 def train(kind: str, folder: Path, words: Sequence[str]) -> None:
     """`paceline train KIND` into `folder`, taking up one that was stopped; nothing if it is done."""
+    note, told = folder / COMMAND, [kind, *words]
+    if note.exists() and json.loads(note.read_text()) != told:
+        sys.exit(f"{folder} holds a head that was trained by another command: see {note}, or choose another --out")
     trained = facts(kind, folder)
     if trained and trained["ended"]:
         return
+    folder.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(told))
     print(f"\n{folder.name}:", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "paceline", "train", kind, "--resume", "--out", str(folder)]
     if subprocess.call([*command, *words]):
