@@ -186,8 +186,8 @@ class TrainedHead(nn.Module):
 
     @classmethod
     def find(cls, target: Target, **wanted: object) -> Path:
-        """The folder of this model's head: the user's own, or else the one that comes with paceline. Of several the
-        last one by name.
+        """The folder of this model's head: the user's own, of several the one trained last, or else the one that
+        comes with paceline, of several the first by name.
 
         Args:
             wanted: fields of its configuration that must have these values; those that are None do not count.
@@ -222,10 +222,10 @@ class TrainedHead(nn.Module):
     @classmethod
     def _folders(cls, target: Target) -> Iterator[Path]:
         name = config_name(cls.kind)
-        for places in ([cls.stored_path(target)], sorted(SHIPPED.glob("*"))):
-            for place in places:
-                found = [*place.glob(f"*/{name}"), *place.glob(name)]
-                yield from sorted((path.parent for path in found), reverse=True)
+        own = [path for pattern in (name, f"*/{name}") for path in cls.stored_path(target).glob(pattern)]
+        yield from (path.parent for path in sorted(own, key=lambda path: path.stat().st_mtime, reverse=True))
+        for pattern in (f"*/{name}", f"*/*/{name}"):
+            yield from (path.parent for path in sorted(SHIPPED.glob(pattern)))
 
 
 def config_name(kind: str) -> str:
