@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from paceline.drafters.corpora import Corpus
+from paceline.drafters.corpora import BUILDING, Corpus, workplace
 from paceline.drafters.trigram.matrix import fingerprint
 from paceline.errors import CorpusError, TokenizerMismatch
 from paceline.training.samples import Manifest, Sample, shard_name, write_shard
@@ -26,6 +26,19 @@ def folder_of(path: Path, tokenizer: PreTrainedTokenizerFast, shards: list[list[
 def read(paths: list[Path], tokenizer: PreTrainedTokenizerFast) -> tuple[list[list[int]], Corpus]:
     corpus = Corpus(tokenizer, paths, lambda text, total: lambda done: None, "")
     return [text.ids.tolist() for text in corpus], corpus
+
+
+def test_a_killed_build_is_swept_away(tmp_path: Path) -> None:
+    """By the next one in the same folder, which leaves alone one that still runs."""
+    left = tmp_path / f"{BUILDING}killed"
+    left.mkdir()
+    (left / "run-0").write_bytes(b"half")
+    with workplace(tmp_path, []) as running:
+        assert not left.exists()
+        with workplace(tmp_path, ["made"]) as other:
+            (other / "made").touch()
+        assert running.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 def test_what_the_model_wrote(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

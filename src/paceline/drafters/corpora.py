@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -15,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
+from filelock import FileLock, Timeout
 from jaxtyping import Float, Integer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -31,6 +33,7 @@ from paceline.targets.sources import Source as ModelSource
 from paceline.targets.sources import resolve
 
 PROVENANCE = "provenance.json"
+BUILDING, LOCK = ".building-", ".lock"  # folders of builds that are going on, and what each holds in its own
 BATCH = 1 << 20  # characters tokenized at a time
 CONTEXT = 3  # tokens of a prompt that are read with the answer to it: what 4-grams look back on
 
@@ -197,7 +200,8 @@ def workplace(out: Path, results: Sequence[str]) -> Iterator[Path]:
     fresh = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".building-", dir=out) as work:
+        _sweep(out)
+        with TemporaryDirectory(prefix=BUILDING, dir=out) as work, FileLock(Path(work) / LOCK):
             yield Path(work)
             for name in results:
                 os.replace(Path(work) / name, out / name)
@@ -210,3 +214,10 @@ def workplace(out: Path, results: Sequence[str]) -> Iterator[Path]:
     finally:
         if fresh and out.is_dir() and not any(out.iterdir()):
             out.rmdir()
+
+
+def _sweep(out: Path) -> None:
+    """Remove what builds that were killed left in `out`; one that runs holds its lock."""
+    for left in out.glob(f"{BUILDING}*"):
+        with suppress(Timeout), FileLock(left / LOCK, timeout=0):
+            shutil.rmtree(left)
