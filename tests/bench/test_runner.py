@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from paceline.bench import BenchConfig, Row, Summary, print_summary, run
 from paceline.bench import runner as runner_module
 from paceline.bench.methods import Paceline
+from paceline.bench.runner import _turns
 from paceline.errors import ContextOverflow, OptionError, UnsupportedModel
 from paceline.targets import Target
 from tiny import byte_tokenizer
@@ -77,6 +79,15 @@ def test_methods_take_turns_at_being_first(config: dict[str, Any]) -> None:
         firsts = [method for i, (_, method) in enumerate(order) if i % len(METHODS) == 0]
         assert firsts == [METHODS[i % 3] for i in range(4)]
         assert [ids for ids, _ in order] == [[p] for p in ("qa0", "qa1", "chat0", "chat1") for _ in METHODS]
+
+
+def test_no_method_comes_behind_the_same_one_each_time() -> None:
+    methods = list("abcdef")
+    orders = [_turns(methods, number) for number in range(60)]
+    assert all(sorted(order) == methods for order in orders)
+    behind = {pair for order in orders for pair in pairwise(order)}
+    assert len(behind) == len(methods) * (len(methods) - 1)
+    assert orders[7] == _turns(methods, 7)
 
 
 def test_recorded_calls_hold_ids_and_rounds(config: dict[str, Any]) -> None:
@@ -201,11 +212,12 @@ def test_overflow_names_the_prompt(config: dict[str, Any], suite: Path) -> None:
 def test_later_turns_continue_plain_decodings_answer(config: dict[str, Any]) -> None:
     run(BenchConfig(**config | {"turns": 2, "tasks": "qa", "limit": 1}))
     calls = recorded(config["out"])
-    assert [(c["turn"], c["method"]) for c in calls] == [(turn, method) for turn in (0, 1) for method in METHODS]
+    assert [c["turn"] for c in calls] == [0] * 3 + [1] * 3
+    assert {(c["turn"], c["method"]) for c in calls} == {(turn, method) for turn in (0, 1) for method in METHODS}
     lengths = [c["prompt_tokens"] for c in calls]
     assert lengths == [lengths[0]] * 3 + [lengths[3]] * 3  # all methods see one prompt
     roles = "assistant: \nuser: And then?\nassistant: "
-    text = byte_tokenizer().decode(calls[0]["outputs"][0], skip_special_tokens=True)
+    text = byte_tokenizer().decode(calls[0]["outputs"][0], skip_special_tokens=True)  # of `ar`, which is first
     assert lengths[3][0] == lengths[0][0] + len(byte_tokenizer().encode(text + roles)) - len("assistant: ")
     assert json.loads((config["out"] / "results.jsonl").read_text().splitlines()[0])["prompts"] == 2
 

@@ -66,6 +66,7 @@ def test_folder_of_plain_and_gzipped_files(tmp_path: Path) -> None:
         (b'{"turns": ["a"]}\n\n{"turns": ["\xff"]}\n', r"s\.jsonl, line 3: not UTF-8 \(byte 13 of the line\)"),
         (b'["a"]\n', "line 1: not a JSON object"),
         (b'{"id": 1}\n', "line 1: 'turns' must be a list of texts"),
+        (b'{"prompt": ""}\n', "line 1: 'turns' must be a list of texts"),
         (b'{"turns": []}\n', "line 1: 'turns' must be a list of texts"),
         (b'{"turns": ["  "]}\n', "none of them empty"),
         (b'{"turns": "text"}\n', "line 1: 'turns' must be a list of texts"),

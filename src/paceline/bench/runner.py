@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -109,7 +110,7 @@ class _Bench:
         left = [
             (item, method)
             for item in items
-            for method in _rotated(methods, item.number)
+            for method in _turns(methods, item.number)
             if item.key(method.name) not in self.journal.runs
         ]
         total = len(items) * len(methods)
@@ -229,9 +230,12 @@ class _Bench:
         return 0.0 if self.llm.target.exact else 2 * self.journal.config["noise"]["paceline"]
 
 
-def _rotated(methods: Sequence[Method], by: int) -> list[Method]:
-    first = by % len(methods)
-    return [*methods[first:], *methods[:first]]
+def _turns(methods: Sequence[Method], number: int) -> list[Method]:
+    """The order for a prompt, always the same: each method is first as often as any other, and comes behind another
+    one each time, as a method inherits memory and clock rates from the one before."""
+    first = number % len(methods)
+    others = [*methods[:first], *methods[first + 1 :]]
+    return [methods[first], *random.Random(number).sample(others, len(others))]
 
 
 def _fingerprint(prompts: Sequence[Prompt]) -> str:

@@ -39,9 +39,10 @@ def load_suite(source: str, tasks: Sequence[str] = (), limit: int | None = None,
     """The prompts of a suite, task by task in the order of first appearance.
 
     Args:
-        source: a JSONL file (`.gz` too) of `{"id", "task", "turns": [...]}` rows, a folder of such files, or
-            a `datasets` id, `name[:config=...][:split=...][:column=...]`. A row's `group` is its task when it has one
-            (Spec-Bench folds MT-Bench's eight categories into `mt_bench`), else its `task`, else the file's name.
+        source: a JSONL file (`.gz` too) of `{"id", "task", "turns": [...]}` rows, or with one message as `prompt`; a
+            folder of such files; or a `datasets` id, `name[:config=...][:split=...][:column=...]`. A row's `group` is
+            its task when it has one (Spec-Bench folds MT-Bench's eight categories into `mt_bench`), else its `task`,
+            else the file's name.
         limit: first prompts of each task.
         turns: most turns of a conversation.
 
@@ -98,10 +99,10 @@ def _file_rows(path: Path) -> Iterator[RawRow]:
 def _prompt(raw: RawRow, most_turns: int) -> Prompt:
     row, where = raw.row, raw.where
     require(isinstance(row, dict), f"{where}: not a JSON object")
-    turns = row.get("turns")
+    turns = row.get("turns", [row["prompt"]] if "prompt" in row else None)
     require(
         isinstance(turns, list) and bool(turns) and all(isinstance(turn, str) and turn.strip() for turn in turns),
-        f"{where}: 'turns' must be a list of texts, none of them empty",
+        f"{where}: 'turns' must be a list of texts, none of them empty (or 'prompt' such a text)",
     )
     task = row.get("group") or row.get("task") or raw.task
     require(isinstance(task, str), f"{where}: 'task' must be a text")
