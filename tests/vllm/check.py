@@ -1,6 +1,6 @@
 """Exported heads served by vLLM: the same ids as its plain decoding, the same acceptance as here.
 
-    python tests/vllm/check.py [--methods medusa,eagle,draft-model] [--medusa FOLDER] [--eagle FOLDER] ...
+    python tests/vllm/check.py [--methods eagle,draft-model] [--medusa FOLDER] [--eagle FOLDER] ...
 
 `paceline export` writes each head for vLLM, which runs in a process and a virtual environment of its own, kept in
 paceline's cache and made on first use (3.5 GB). It continues prompts greedily, plainly and with each head as a chain of
@@ -98,7 +98,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2-135m", help="named model or folder with safetensors")
-    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--methods", default="eagle,draft-model", help=f"of {', '.join(METHODS)}; default %(default)s")
     for method in METHODS:
         parser.add_argument(f"--{method}", default="auto", help="folder of the head; auto: the one the drafter takes")
     parser.add_argument("--suite", default=str(PROMPTS))
