@@ -58,6 +58,8 @@ def test_trained_named_benchmarked_and_told(
     assert trained == ["eagle-k1-s0", "eagle-k1-adv0.1-low-cost-s0"]
     run(*words, "--adversarial", "0", "--seeds", "0,1", *options)
     assert trained[2:] == ["eagle-k1-s1"]
+    with pytest.raises(SystemExit, match="trained by another command"):
+        run(*words, "--adversarial", "0", *options, "--lr", 1)
 
     methods = run("methods", "--out", out).strip()
     assert methods.split(",")[:2] == ["ar", f"eagle:head={out}/eagle-k1-s0+fixed:k=4"]
@@ -67,12 +69,15 @@ def test_trained_named_benchmarked_and_told(
     assert main(list(map(str, bench))) == 0
 
     told = run("table", "--out", out, "--results", results)
-    plain, adversarial, chains, _ = rows(told)
+    plain, adversarial, gained, chains, _ = rows(told)
     assert plain[:5] == ["`eagle`", "1", "0", "", "2"]
     assert adversarial[:5] == ["`eagle`", "1", "0.1", "low-cost", "1"]
     measured = [json.loads((out / f"eagle-k1-s{s}" / "eagle.json").read_text())["trained"]["measured"] for s in (0, 1)]
     loss = sum(m["held_back_loss"] for m in measured) / 2
     assert float(plain[-1].split(" ± ")[0]) == pytest.approx(loss, abs=6e-4)
+    played = json.loads((out / "eagle-k1-adv0.1-low-cost-s0" / "eagle.json").read_text())["trained"]["measured"]
+    assert gained[:5] == adversarial[:5]
+    assert float(gained[-1]) == pytest.approx(played["held_back_loss"] - measured[0]["held_back_loss"], abs=6e-5)
     assert chains[:6] == ["`eagle`", "1", "0", "", "2", "chain"]
     taus = [row["tau"] for row in map(json.loads, (results / "results.jsonl").read_text().splitlines())]
     assert float(chains[-2].split(" ± ")[0]) == pytest.approx(sum(taus[1:3]) / 2, abs=0.3)
