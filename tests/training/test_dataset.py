@@ -80,13 +80,13 @@ def test_no_prompt_is_learnt_and_measured(tiny_data: Path, tmp_path: Path) -> No
     training, held = data.split(4)
     assert len(held) == 4
     for index in held:
-        asked = data.asked[index]
+        asked = data.prompt(index)
         assert asked is not None
         batch, (shard, start) = data.batch([index]), data.where[index]
         length = int((batch.labels[0] != IGNORE).nonzero()[0]) + 1
         assert asked == data.shards[shard].ids[start : start + length].numpy().tobytes()
-        assert data.asked.count(asked) >= 2
-        assert asked not in {data.asked[i] for i in training}
+        assert [data.prompt(i) for i in range(len(data))].count(asked) >= 2
+        assert asked not in {data.prompt(i) for i in training}
     assert {i for i in range(len(data)) if not data.generated[i]} <= set(training)
 
 

@@ -231,8 +231,8 @@ class _Bench:
 
 
 def _turns(methods: Sequence[Method], number: int) -> list[Method]:
-    """The order for a prompt, always the same: each method is first as often as any other, and comes behind another
-    one each time, as a method inherits memory and clock rates from the one before."""
+    """The order for a prompt, always the same: each method is first as often as any other, and none comes behind the
+    same one each time, whatever that leaves behind."""
     first = number % len(methods)
     others = [*methods[:first], *methods[first + 1 :]]
     return [methods[first], *random.Random(number).sample(others, len(others))]

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,6 +72,8 @@ def stop_predictor(
         raise OptionError(f"the policy '{policy}' has no predictor; there are {', '.join(FORMS)}")
     if form is not None and form not in FORMS[policy]:
         raise OptionError(f"{policy} has no predictor of form '{form}'; there is {', '.join(FORMS[policy])}")
+    if find_spec("scipy") is None:  # asked for only after all tokens are drafted
+        raise OptionError("train stop-predictor needs scipy: pip install 'paceline[train]'")
     config = FitConfig(form, rank, units, epochs, lr=lr, rejection_weight=rejection_weight, seed=seed)
     how: dict[str, Any] = {
         "k": k,

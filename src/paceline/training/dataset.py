@@ -64,7 +64,6 @@ class Dataset:
         self.tokens = sum(len(shard.ids) for shard in self.shards)
         self.where: list[tuple[int, int]] = []  # of each sample: its shard, its first token there
         starts, lengths, learnt, generated = [], [], [], []
-        self.asked: list[bytes | None] = []  # of each sample: what the model answers in it
         self.bases: list[int] = []  # of each shard: its first token in the dataset
         base = 0
         for index, shard in enumerate(self.shards):
@@ -78,8 +77,6 @@ class Dataset:
                     lengths.append(stop - start)
                     learnt.append(count)
                     generated.append(bool((mask == GENERATED).any()))
-                    prompt = shard.ids[start : start + 1 + int((mask != PROMPT).int().argmax())]
-                    self.asked.append(prompt.numpy().tobytes() if generated[-1] else None)
             base += len(shard.ids)
         if not self.where:
             raise DataError(f"{folder} has no samples to learn from")
@@ -98,11 +95,23 @@ class Dataset:
         order = np.random.default_rng(0).permutation(len(self)).tolist()
         count = min(held_back, max(1, len(self) // 10))
         held = ([index for index in order if self.generated[index]] or order)[:count]
-        seen = {self.asked[index] for index in held} - {None}
-        training = sorted(index for index in set(order).difference(held) if self.asked[index] not in seen)
+        measured = {self.prompt(index) for index in held} - {None}
+        training = sorted(index for index in set(order).difference(held) if self.prompt(index) not in measured)
         if not training:
-            raise DataError(f"{self.folders[0]} has a single sample: none to train on beside the one to measure on")
+            raise DataError(
+                f"{self.folders[0]} has a single sample, or answers to one prompt: none to train on beside the one "
+                "to measure on"
+            )
         return training, held
+
+    def prompt(self, index: int) -> bytes | None:
+        """What tells the prompt of a sample from others; None: the model wrote nothing in it."""
+        if not self.generated[index]:
+            return None
+        number, start = self.where[index]
+        shard = self.shards[number]
+        length = int((shard.mask[start + 1 : start + int(self.lengths[index])] != PROMPT).int().argmax()) + 1
+        return shard.ids[start : start + length].numpy().tobytes()
 
     def batches(self, samples: Sequence[int], tokens: int, seed: tuple[int, ...] | None) -> list[list[int]]:
         """Samples of like length in batches of at most `tokens` tokens, padding included (a longer one alone).

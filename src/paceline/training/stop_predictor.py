@@ -168,6 +168,8 @@ def _fit(
 def assess(predictor: Predictor, examples: Examples, rows: Tensor) -> dict[str, Any]:
     """How good it is on some examples: log loss, beside that of their acceptance rate alone; the chance that it ranks
     an accepted token above a rejected one (AUC); and its calibration error over ten bins."""
+    from scipy.stats import rankdata
+
     with torch.no_grad():
         scores = predictor(examples.seen(rows)).double()
     accepted = examples.accepted[rows]
@@ -175,9 +177,6 @@ def assess(predictor: Predictor, examples: Examples, rows: Tensor) -> dict[str, 
     rate, right = truth.mean(), int(truth.sum())
     wrong = len(truth) - right
     base = torch.full_like(scores, float(rate)).logit()
-    # Mann and Whitney's count of pairs in order, ties by half, from ranks that ties share.
-    _, place, ties = np.unique(scores.numpy(), return_inverse=True, return_counts=True)
-    ranks = (ties.cumsum() - (ties - 1) / 2)[place]
     bins = np.minimum((chances * 10).astype(int), 9)
     gaps = [abs((chances - truth)[bins == b].sum()) for b in range(10)]
     return {
@@ -185,7 +184,7 @@ def assess(predictor: Predictor, examples: Examples, rows: Tensor) -> dict[str, 
         "acceptance": round(float(rate), 4),
         "loss": round(_loss_of(scores, accepted).item(), 4),
         "loss_of_the_rate": round(_loss_of(base, accepted).item(), 4),
-        "auc": round(float(ranks[truth == 1].sum() - right * (right + 1) / 2) / (right * wrong), 4),
+        "auc": round(float(rankdata(scores)[truth == 1].sum() - right * (right + 1) / 2) / (right * wrong), 4),
         "calibration_error": round(float(sum(gaps)) / len(truth), 4),
     }
 
