@@ -250,6 +250,12 @@ def test_wrong_training(wrong: dict[str, Any]) -> None:
         TrainConfig(**wrong)
 
 
+def test_a_pass_for_every_process() -> None:
+    TrainConfig(accumulate=2).check_processes(2)
+    with pytest.raises(OptionError, match="--accumulate 2"):
+        TrainConfig().check_processes(2)
+
+
 def test_two_processes_give_the_curve_of_one(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
     """Through Accelerate's launcher, over gloo."""
     command = ["-m", "paceline", "train", "early-exit", "--model", tiny_model_dir, "--data", tiny_data, "--json"]

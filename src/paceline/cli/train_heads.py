@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from paceline.cli.options import grouped
-from paceline.cli.training import Training, run, training_option
+from paceline.cli.training import Training, run
 from paceline.registry import require
 
 if TYPE_CHECKING:
@@ -82,16 +82,9 @@ def medusa(
     run(training, assemble)
 
 
-@dataclass(frozen=True)
-class EagleTraining(Training):
-    """Its layers take smaller steps than others."""
-
-    lr: Annotated[float, training_option("--lr", help="Highest learning rate.")] = 3e-4
-
-
 @grouped
 def eagle(
-    training: EagleTraining,
+    training: Training,
     head: Head,
     regression: Annotated[float, _option("--regression", help="Weight of the distance to the model's features.")] = 1.0,
     noise: Annotated[float, _option("--noise", help="To add to the features, relative to their size.")] = 0.1,

@@ -50,14 +50,14 @@ class Training:
     steps: Annotated[int | None, training_option("--steps", help="End after so many, if the epochs have more.")] = None
     lr: Annotated[float, training_option("--lr", help="Highest learning rate.")] = 1e-3
     warmup: Annotated[float, training_option("--warmup", help="Share of the steps.")] = 0.05
-    tokens: Annotated[int, training_option("--tokens", help="Tokens a pass.")] = 2048
-    accumulate: Annotated[int, training_option("--accumulate", help="Passes a step, over all processes.")] = 2
+    tokens: Annotated[int, training_option("--tokens", help="Tokens a pass.")] = 1024
+    accumulate: Annotated[int, training_option("--accumulate", help="Passes a step, over all processes.")] = 1
     weight_decay: Annotated[float, training_option("--weight-decay", help="Of matrices.")] = 0.01
     clip: Annotated[float, training_option("--clip", help="Largest norm of the gradient.")] = 1.0
     max_length: Annotated[int, training_option("--max-length", help="Longer samples are cut there.")] = 1024
     held_back: Annotated[int, training_option("--held-back", help="Samples to measure on.")] = 64
     report: Annotated[int, training_option("--report", help="Steps between measurements, and between checkpoints.")] = (
-        100
+        250
     )
     keep: Annotated[int, training_option("--keep", help="Latest checkpoints that stay.")] = 2
     store: Annotated[
@@ -112,6 +112,7 @@ def run(options: Training, assemble: Assemble) -> None:
             Checkpoints(options.out or home, {}, options.keep).check_new()
 
     accelerator = Accelerator(cpu=not gpu, mixed_precision="bf16" if gpu else "no")
+    config.check_processes(accelerator.num_processes)
     with _bar(accelerator.is_main_process) as bar:
         frozen = bar.add_task("frozen layers: tokens", total=None)
         stored = not gpu if options.store is None else options.store

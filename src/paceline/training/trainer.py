@@ -34,7 +34,7 @@ class TrainConfig:
         lr: highest learning rate, reached after the warm-up, falling to 0 by a cosine.
         warmup: share of the steps.
         tokens: a pass at a time, padding included.
-        accumulate: passes a step, those of all processes together.
+        accumulate: passes a step, those of all processes together: at least one for each.
         weight_decay: of matrices; norms have none.
         clip: largest norm of the gradient.
         held_back: samples to measure on.
@@ -47,12 +47,12 @@ class TrainConfig:
     steps: int | None = None
     lr: float = 1e-3
     warmup: float = 0.05
-    tokens: int = 2048
-    accumulate: int = 2
+    tokens: int = 1024
+    accumulate: int = 1
     weight_decay: float = 0.01
     clip: float = 1.0
     held_back: int = 64
-    report: int = 100
+    report: int = 250
     keep: int = 2
     seed: int = 0
 
@@ -64,6 +64,11 @@ class TrainConfig:
         require(0 <= self.warmup < 1, f"warmup must lie in [0, 1), not {self.warmup}")
         require(self.weight_decay >= 0, f"weight-decay must be >= 0, not {self.weight_decay}")
         require(self.clip > 0, f"clip must be > 0, not {self.clip}")
+
+    def check_processes(self, count: int) -> None:
+        """Raises OptionError where some of so many processes would have nothing to do."""
+        passes = self.accumulate
+        require(passes >= count, f"{count} processes share {passes} passes a step: give --accumulate {count} or more")
 
 
 class Report(NamedTuple):
@@ -84,7 +89,7 @@ class Trainer:
     whether training was stopped and resumed on the way.
 
     Raises:
-        OptionError: `out` holds another training, or one that was not to be resumed.
+        OptionError: `out` holds another training, or one that was not to be resumed; or processes have nothing to do.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class Trainer:
         settings: dict[str, Any] | None = None,
         resume: bool = False,
     ) -> None:
+        config.check_processes(accelerator.num_processes)
         self.task, self.data, self.config, self.out, self.accelerator = task, data, config, out, accelerator
         self.learning = {  # what each player may change
             player.name: [weight for weight in player.module.parameters() if weight.requires_grad]
