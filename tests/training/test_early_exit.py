@@ -257,15 +257,15 @@ def test_a_pass_for_every_process() -> None:
 
 
 def test_two_processes_give_the_curve_of_one(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
-    """Through Accelerate's launcher, over gloo."""
+    """Over gloo."""
     command = ["-m", "paceline", "train", "early-exit", "--model", tiny_model_dir, "--data", tiny_data, "--json"]
     command += ["--layers", 1, "--vocab", 100, "--tokens", 200, "--accumulate", 3, "--epochs", 2, "--report", 5]
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", 2, "--num_machines", 1]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", 0]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     one = subprocess.Popen(list(map(str, [sys.executable, *command, "--out", tmp_path / "one", "--device", "cpu"])))
     words = [*launch, *command, "--out", tmp_path / "two", "--device", "cpu"]
     two = subprocess.run(list(map(str, [sys.executable, *words])), capture_output=True, text=True)
     assert two.returncode == 0, two.stderr
+    assert "; 2 processes" in two.stderr  # not one after the other, nor one of one
     assert one.wait() == 0
     assert len(two.stdout.splitlines()) == 1  # one process speaks
     ours, theirs = curve(tmp_path / "one"), curve(tmp_path / "two")

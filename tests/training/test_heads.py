@@ -215,16 +215,17 @@ def test_resumed_is_uninterrupted(
 
 
 def test_two_processes_give_the_curve_of_one(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
-    """Adversarially, noise and all, through Accelerate's launcher, over gloo."""
-    command = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", 2, "--num_machines", 1]
-    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", 0]
+    """Adversarially, noise and all, over gloo."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     command += ["-m", "paceline", "train", "eagle", "--model", tiny_model_dir, "--data", tiny_data, "--json"]
     command += ["--vocab", 120, "--adversarial", 0.2, "--steps", 6, "--device", "cpu", "--out", tmp_path / "two"]
     command += [word for name, value in TRAIN.items() for word in (f"--{name.replace('_', '-')}", value)]
-    two = subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    two = subprocess.Popen([sys.executable, *map(str, command)], text=True, **pipes)
     trainer(assembled("eagle", tiny_model_dir, tiny_data, 0.2), tmp_path / "one", steps=6).run()
-    told, _ = two.communicate()
-    assert two.returncode == 0
+    told, about = two.communicate()
+    assert two.returncode == 0, about
+    assert "; 2 processes" in about
     assert len(told.splitlines()) == 1  # one process speaks
     ours, theirs = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(ours) == len(theirs) == 7

@@ -25,7 +25,7 @@ def early_exit(
         Option("--start", help="As the next layers, the output fitted to the text; or as the model's last ones."),
     ] = "fitted",
 ) -> None:
-    """Train the exit head of the drafter early-exit; runs under `accelerate launch` too."""
+    """Train the exit head of the drafter early-exit; runs under `accelerate launch` and `torchrun` too."""
 
     def assemble(how: How, stored: bool) -> Assembled:
         from paceline.training.assemble import early_exit

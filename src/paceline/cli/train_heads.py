@@ -68,7 +68,7 @@ def medusa(
         _option("--vocabulary", help="Vocabulary layers: each head its own, one for all, or the model's, not trained."),
     ] = "shared",
 ) -> None:
-    """Train the heads of the drafter medusa; runs under `accelerate launch` too."""
+    """Train the heads of the drafter medusa; runs under `accelerate launch` and `torchrun` too."""
 
     def assemble(how: How, stored: bool) -> Assembled:
         from paceline.training.medusa import MedusaOptions
@@ -92,7 +92,7 @@ def eagle(
         int, _option("--rollout", help="Drafting steps to learn: 1 on the model's features; above, on its own too.")
     ] = 1,
 ) -> None:
-    """Train the head of the drafter eagle; runs under `accelerate launch` too."""
+    """Train the head of the drafter eagle; runs under `accelerate launch` and `torchrun` too."""
 
     def assemble(how: How, stored: bool) -> Assembled:
         from paceline.training.eagle import EagleOptions

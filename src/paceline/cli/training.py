@@ -127,7 +127,7 @@ def run(options: Training, assemble: Assemble) -> None:
         bar.remove_task(frozen)
         out = options.out or made.home
         trainer = Trainer(made.task, made.data, config, out, accelerator, settings=made.settings, resume=options.resume)
-        bar.console.print(_about(made), soft_wrap=True, highlight=False)
+        bar.console.print(_about(made, accelerator.num_processes), soft_wrap=True, highlight=False)
         steps = bar.add_task("", total=len(trainer.steps), completed=trainer.step)
 
         def told(now: Report) -> None:
@@ -153,10 +153,11 @@ def _gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _about(made: Assembled) -> str:
+def _about(made: Assembled, processes: int) -> str:
     counts = made.task.head.parameter_counts()
     parts = ", ".join(f"{part} {count:,}" for part, count in counts.items() if part != "total")
-    return f"parameters: {made.total:,} of the model; {made.loaded:,} loaded; {counts['total']:,} trained ({parts})"
+    told = f"parameters: {made.total:,} of the model; {made.loaded:,} loaded; {counts['total']:,} trained ({parts})"
+    return told if processes == 1 else f"{told}; {processes} processes"
 
 
 def _figures(measured: dict[str, float]) -> str:
