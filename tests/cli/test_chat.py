@@ -74,8 +74,10 @@ def test_a_turn_that_cannot_be_does_not_end_the_conversation(talk, prompts):
 
 
 def test_answers_shrink_to_what_the_context_leaves(talk, prompts):
-    talk("x" * 230, "/stats")
+    code, _, err = talk("x" * 230, "/stats")
+    assert code == 0
     assert len(prompts) == 1
+    assert "last answer: 8 tokens" in err
 
 
 def test_interrupt_stops_the_answer_only(talk, prompts, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from helpers import hf_greedy, one_thread, small_neox  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
+from paceline.decoding.sampling import SamplingParams
 from paceline.drafters.base import Drafter, Row
 from paceline.drafters.costs import Costs, set_costs
 from paceline.drafters.medusa.drafter import Medusa
@@ -181,10 +182,12 @@ def test_match_gives_the_seeds_own_sample(options: dict[str, object]) -> None:
     model = small_llama()
     target = as_target(model)
     set_costs(target, Costs({1: 1.0, 32: 1.1}))
-    how = {"sampling": True, "seed": 5, "verifier": "match"}
+    processors = SamplingParams(temperature=0.1).processors(0, (), target.device)  # sure enough to be foreseen
+    how = {"sampling": True, "seed": 5, "verifier": "match", "processors": processors}
     want = run(target, NoDrafter(target), lambda: Fixed(k=0), **how)
     got = run(target, Medusa(target, head=noisy(model), **options), Ragged, **how)
     assert [r.output for r in got] == [r.output for r in want]
+    assert sum(r.stats.accepted for r in got) > 2
 
 
 def test_tree_shapes() -> None:

@@ -151,7 +151,7 @@ def test_options_of_parts() -> None:
     ["merge:drafters=suffix|trigram|recycling:budget=12", "merge:drafters=lookahead;level=3;budget=16|prompt-lookup"],
 )
 def test_generates_what_plain_decoding_does(method: str) -> None:
-    """Several prompts at once, more than there are rows; and tokens of more than one drafter are accepted."""
+    """Several prompts at once, more than there are rows."""
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 9, [42, 43]]
     plain = paceline.load(small_llama(), tokenizer=byte_tokenizer(), drafter="none")
     truth = [output.tokens for output in plain.generate(prompts, max_new_tokens=60, eos=())]

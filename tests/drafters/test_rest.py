@@ -133,8 +133,10 @@ def test_use(corpus: Path, tiny_llama: LlamaForCausalLM, tmp_path: Path) -> None
     llm = paceline.load(tiny_llama, tokenizer=byte_tokenizer(), drafter=f"rest:datastore={tmp_path / 'out'}:budget=8")
     plain = llm.method("none")
     for prompt in ("xab", "abc"):
-        options = {"max_new_tokens": 9, "eos": ()}
-        assert llm.generate(prompt, **options).tokens == plain.generate(prompt, **options).tokens
+        options = {"max_new_tokens": 9, "eos": (), "chat": False}
+        output = llm.generate(prompt, **options)
+        assert output.tokens == plain.generate(prompt, **options).tokens
+        assert output.stats.drafted > 0
 
 
 def test_none_yet(tiny_llama: LlamaForCausalLM, cache_dir: Path) -> None:

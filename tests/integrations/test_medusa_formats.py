@@ -243,6 +243,10 @@ def test_command(layout: str, tiny_model_dir: Path, tmp_path: Path, capsys: pyte
     assert told["head"] == str(tmp_path / "head")
     assert (told["heads"], told["layers"]) == (2, 1)
     assert main([*command, str(tmp_path / "one"), "--out", str(tmp_path / "two")]) == 0
-    assert written(tmp_path / "one")[1].keys() == written(tmp_path / "two")[1].keys()
+    one, two = (written(tmp_path / name)[1] for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    use = ["generate", "hi", "--model", str(tiny_model_dir), "-n", "4", "-d", f"medusa:head={tmp_path / 'two'}"]
+    assert main(use) == 0
     assert main([*command, str(tmp_path / "nowhere"), "--out", str(tmp_path / "three")]) == 1
     assert "no Medusa head" in capsys.readouterr().err

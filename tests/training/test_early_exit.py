@@ -157,7 +157,6 @@ def test_killed_before_the_last_checkpoint(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(made.checkpoints, "save", killed)
     monkeypatch.setattr(ExitHead, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         made.run()
