@@ -14,6 +14,7 @@ import predictor_files
 from drafters.test_eagle_head import noisy as eagle_head
 from helpers import Oracle, hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline import DRAFTERS, LLM, POLICIES
+from paceline.decoding.request import VERIFIERS
 from paceline.drafters.datastore import build as build_datastore
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import MedusaHead
@@ -134,17 +135,18 @@ def test_plain_decoding_is_transformers(world: World) -> None:
     assert ids(world.plain, batch=1) == world.truth
 
 
+@pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("drafter", list(DRAFTERS))
-def test_greedy_batch(world: World, drafter: str) -> None:
-    """Ragged prompts, fewer rows than requests, the drafter's own policy: as each prompt alone in plain decoding."""
-    assert ids(world.llm(drafter)) == world.truth
+def test_greedy_batch(world: World, drafter: str, verifier: str) -> None:
+    """Ragged prompts, fewer rows than requests, whatever verifies sampled output: as each prompt alone."""
+    assert ids(world.llm(drafter, "fixed:k=4", verifier)) == world.truth
 
 
 @pytest.mark.parametrize(("drafter", "policy"), RUNS)
 def test_greedy_batch_under_every_policy(world: World, drafter: str, policy: str) -> None:
     outputs = world.llm(drafter, policy).generate(PROMPTS, batch=3, eos=(), max_new_tokens=NEW)
     assert [output.tokens for output in outputs] == world.truth
-    drafts = drafter != "none" and (drafter, policy) != ("lookahead", "disco")  # whose predictor says no throughout
+    drafts = drafter != "none" and (drafter, policy) != ("lookahead", "disco")  # the random predictor stops it always
     assert (sum(output.stats.drafted for output in outputs) > 0) == drafts
 
 

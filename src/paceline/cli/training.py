@@ -112,7 +112,7 @@ def run(options: Training, assemble: Assemble) -> None:
             Checkpoints(options.out or home, {}, options.keep).check_new()
 
     accelerator = Accelerator(cpu=not gpu, mixed_precision="bf16" if gpu else "no")
-    config.check_processes(accelerator.num_processes)
+    config.check_processes(accelerator.num_processes)  # before the frozen layers run, which can take long
     with _bar(accelerator.is_main_process) as bar:
         frozen = bar.add_task("frozen layers: tokens", total=None)
         stored = not gpu if options.store is None else options.store
