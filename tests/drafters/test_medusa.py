@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
 from helpers import hf_greedy, one_thread, small_neox  # noqa: F401
@@ -145,13 +147,22 @@ def test_heads_that_know(options: dict[str, object]) -> None:
     assert [record.emitted for record in request.stats.rounds] == [4, 4, 4, 2]
 
 
+def rounded(weight: torch.Tensor) -> torch.Tensor:
+    q8 = GGMLQuantizationType.Q8_0
+    return torch.from_numpy(dequantize(quantize(weight.detach().numpy(), q8), q8))
+
+
 @pytest.mark.parametrize("tier", ["torch", "native"])
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("tokens", [None, range(0, 256, 2)])
 def test_the_fast_forward(tier: str, vocabulary: str, tokens: range | None) -> None:
-    """Packed weights compute what the module does."""
+    """Packed weights compute what the module does; on the native tier, with weights rounded to 8 bits."""
     model = small_llama().float()
     head = noisy(model, vocabulary=vocabulary, tokens=tokens)
+    if tier == "native":
+        head.weight.data[0] = rounded(head.weight[0])
+        if vocabulary != "target" or tokens is not None:  # else the target's own layer, which is not rounded
+            head.matrix.data = rounded(head.matrix)
     hidden = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         features = as_target(small_llama().float()).features(hidden)

@@ -18,6 +18,7 @@ from paceline.drafters.tree import tree_span
 from paceline.errors import NativeUnavailable, OptionError, UnsupportedModel
 from paceline.targets import sources
 from paceline.targets.native import NativeTarget, available, build
+from paceline.targets.native.linear import RoundedLinear
 from paceline.targets.native.model import NativeModel, Sizes
 from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import Kind, Packed, Rows
@@ -338,3 +339,18 @@ def test_unavailable(
         build.library.cache_clear()
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("inputs", "near"), [(64, 0.02), (40, 1e-6)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_of_its_own(inputs: int, near: float, bias: bool) -> None:
+    """Rounded to 8 bits where its rows are whole blocks, else as it is."""
+    draw = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(51, inputs, generator=draw), torch.randn(5, inputs, generator=draw)
+    added = torch.randn(51, generator=draw) if bias else None
+    wanted = torch.nn.functional.linear(x, weight, added)
+    linear = RoundedLinear(weight, added)
+    got = linear(x)
+    assert float((got - wanted).norm() / wanted.norm()) < near
+    assert torch.equal(linear(x[2:3]), got[2:3])
+    assert (linear.bytes < 51 * inputs * 2) == (inputs == 64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,7 +59,12 @@ def fast_layers(lm: PreTrainedModel, target: Target) -> Target:
 
 
 def fast_linear(
-    weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None
-) -> PackedLinear | PlainLinear:
+    weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, target: Target
+) -> Callable[[Float[Tensor, "rows in"]], Float[Tensor, "rows out"]]:
+    """A linear layer of a head, as fast as the target's tier has it."""
+    if target.tier == "native":
+        from paceline.targets.native.linear import RoundedLinear
+
+        return RoundedLinear(weight, bias)
     fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and can_pack()
     return (PackedLinear if fits else PlainLinear)(weight, bias)

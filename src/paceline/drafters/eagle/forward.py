@@ -31,7 +31,7 @@ class Forward:
 
     def __init__(self, head: EagleHead, target: Target) -> None:
         self.target, self.count = target, head.config.layers
-        self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach())
+        self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach(), target)
         rows = None if head.tokens is None else output_rows(target, head.tokens)
         unused = torch.zeros(1, target.config.hidden_size, dtype=target.dtype, device=target.device)
         head.lm.set_output_embeddings(_matrix(unused if rows is None else rows))

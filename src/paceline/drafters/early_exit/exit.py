@@ -41,7 +41,7 @@ class Exit:
     def __init__(self, head: ExitHead, target: Target) -> None:
         lm, self.layers = head.lm, head.config.exit_layers
         self.model = fast_layers(lm, target)
-        self._lift = None if head.lift is None else fast_linear(head.lift.weight.detach())
+        self._lift = None if head.lift is None else fast_linear(head.lift.weight.detach(), None, target)
         self.cache: KVCache
 
     def start(self, batch: int, capacity: int) -> None:

@@ -27,14 +27,14 @@ class Forward:
     def __init__(self, head: MedusaHead, target: Target) -> None:
         self.heads, self.target = head.config.heads, target
         first, *rest = head.weight.detach()
-        self.first = fast_linear(first.flatten(0, 1), head.bias.detach()[0].flatten())
+        self.first = fast_linear(first.flatten(0, 1), head.bias.detach()[0].flatten(), target)
         self.rest = [(w.mT.contiguous(), b[:, None]) for w, b in zip(rest, head.bias.detach()[1:], strict=True)]
         self.outputs: list[Callable[[Tensor], Tensor]]
         if head.config.vocabulary == OF_TARGET and head.tokens is None:
             self.outputs = [target.logits]
         else:
             assert head.matrix is not None  # `MedusaHead.check` has seen the target
-            self.outputs = [fast_linear(matrix) for matrix in head.matrix.detach()]
+            self.outputs = [fast_linear(matrix, None, target) for matrix in head.matrix.detach()]
 
     def __call__(self, hidden: Float[Tensor, "batch hidden"]) -> Guesses:
         """Of the target's last hidden states, before its final norm."""

@@ -1,0 +1,27 @@
+"""A linear layer on its own in the native tier's kernels, for what drafters have beside their decoder layers."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from paceline.targets.native.model import NativeModel, Sizes
+from paceline.targets.native.storage import Storage
+
+
+class RoundedLinear:
+    """`W x + b` with W in blocks of 8 bits (where its rows are whole blocks): a quarter of the bytes of float32, which
+    is what a draft's time goes into. Not exact, as drafts need not be."""
+
+    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None) -> None:
+        outputs, inputs = weight.shape
+        linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            linear.bias = nn.Parameter(bias, requires_grad=False)
+        packed = Storage("rounded", None, 0, {}).pack({"linear": linear})
+        self.bytes = packed.bytes
+        self._model = NativeModel(Sizes(inputs, *[0] * 4, *[0.0] * 2), [], None, packed)
+
+    def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
+        return self._model.head(x.contiguous(), normed=True)
