@@ -126,7 +126,9 @@ def main() -> None:
         parser.error(f"{args.folder} has no task {args.task}")
     found, plain = points(rows), {row["temperature"]: row["tokens_per_s"] for row in rows if row["method"] == AR}
     print(about(config))
-    drafters = list(dict.fromkeys(point.drafter for point in found))
+    drafters = list(dict.fromkeys(point.drafter for point in found if point.policy != "fixed"))
+    if not drafters:
+        parser.error(f"{args.folder} has nothing to compare with a fixed length")
     for drafter in drafters:
         here = [point for point in found if point.drafter == drafter]
         print(f"\n`{drafter}`, {args.task}, tokens/s (over a fixed length of K_max):\n\n{comparison(here, plain)}")
