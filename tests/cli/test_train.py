@@ -193,7 +193,11 @@ def test_heads_share_features(run: Run, tiny_model_dir: Path, prompts: Path, tmp
         ("medusa", [], "no training data"),
         ("medusa", ["--layers", 0], "K = 1 layer or more"),
         ("eagle", ["--layers", 0], "K = 1 layer or more"),
-        ("eagle", ["--adversarial", -0.1], "adversarial must be >= 0, not -0.1"),
+        ("eagle", ["--adversarial", -0.1], "adversarial must be >= 0 and finite, not -0.1"),
+        ("eagle", ["--patience", 3], "--patience is of adversarial learning: give --adversarial, too"),
+        ("medusa", ["--discriminator", "full"], "--discriminator is of adversarial learning"),
+        ("medusa", ["--adversarial", "inf"], "finite, not inf"),
+        ("eagle", ["--noise", "inf"], "noise must be >= 0 and finite, not inf"),
         ("eagle", ["--adversarial", 0.1, "--discriminator-layers", 0], "discriminator-layers must be >= 1"),
     ],
 )

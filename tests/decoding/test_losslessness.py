@@ -292,6 +292,14 @@ MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
     ),
     "merge of both": lambda target, _: Merge(target, drafters=[early_exit(target), LayerSkip(target)], budget=5),
 }
+#: Trees that are chosen, not drawn.
+CHOSEN: dict[str, Callable[[BlockTarget], Drafter]] = {
+    "early-exit": lambda target: EarlyExit(target, head=ExitHead.from_target(target.model, 1), tree=2, nodes=5),
+    "eagle": lambda target: Eagle(target, head=EagleHead.from_target(target.model, 1), tree=2, budget=5),
+    "medusa": lambda target: Medusa(
+        target, head=MedusaHead.from_target(target.model, heads=2), tree="dynamic", budget=5
+    ),
+}
 MERGES = [name for name in MAKE if name.startswith("merge of")]
 #: Hundreds of requests a pass: no candidate would be worth verifying.
 FIXED = ("prompt-lookup", "suffix", "recycling", "trigram")
@@ -407,6 +415,13 @@ def test_engine(
     p, accepted = engine_fit(target, made, POLICIES.parse(policy).build, verifier, **how)
     assert p > SIGNIFICANCE
     assert accepted > 100 or drafter == "none"
+
+
+@pytest.mark.parametrize("drafter", CHOSEN)
+def test_trees_of_heads(target: BlockTarget, drafter: str) -> None:
+    p, accepted = engine_fit(target, CHOSEN[drafter](target), POLICIES.parse("fixed:k=2").build, "match")
+    assert p > SIGNIFICANCE
+    assert accepted > 100
 
 
 @pytest.mark.parametrize("drafter", MERGES)

@@ -288,3 +288,5 @@ def test_finds_heads(cache_dir: Path) -> None:
         drafter = Eagle(target, k=k)
         assert drafter.forward.count == layers
         assert drafter.predictors[-1] == EagleHead.stored_path(target) / f"k{layers}"
+    with told(OptionError, "EAGLE head given has layers = 2, not 1"):
+        Eagle(target, head=str(EagleHead.stored_path(target) / "k2"), k=1)

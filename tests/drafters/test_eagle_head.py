@@ -154,7 +154,9 @@ class TestFiles:
     def test_of_another_depth(self, tmp_path: Path) -> None:
         EagleHead.from_target(small_llama(), tokens=range(9)).save(tmp_path)
         facts = json.loads((tmp_path / CONFIG).read_text())
-        for change in ({"layers": 0}, {"layers": 2}, {"model": {"model_type": "nonsense"}}, {"model": {}}, {"more": 1}):
+        odd = ({"num_attention_heads": 0}, {"hidden_size": "x"}, {"hidden_act": "nothing"})
+        models = [None, [1], {}, {"model_type": "nonsense"}, *(facts["model"] | change for change in odd)]
+        for change in ({"layers": 0}, {"layers": 2}, *({"model": model} for model in models), {"more": 1}):
             (tmp_path / CONFIG).write_text(json.dumps(facts | change))
             with told(CheckpointError, "no complete EAGLE head"):
                 EagleHead.load(tmp_path)

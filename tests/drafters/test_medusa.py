@@ -324,6 +324,7 @@ def test_refused(tmp_path: Path) -> None:
         ({"tree": "bush"}, "chain, static, dynamic"),
         ({"tree": "static"}, "nobody measured"),
         ({"k": 0}, "k = 1 block or more, not 0"),
+        ({"k": 2}, "Medusa head given has layers = 1, not 2"),
         ({"budget": 0}, "at least 1"),
     ):
         with told(OptionError, says):

@@ -168,7 +168,8 @@ class TestFiles:
     def test_wrong_facts(self, tmp_path: Path) -> None:
         MedusaHead.from_target(small_llama()).save(tmp_path)
         text = (tmp_path / CONFIG).read_text()
-        for change in ({"layers": 0}, {"layers": 2}, {"heads": "four"}, {"unknown": 1}, {"vocabulary": "own"}):
+        shapes = ({"layers": 0}, {"layers": 2}, {"heads": "four"}, {"vocabulary": "own"})
+        for change in (*shapes, {"unknown": 1}, {"accuracies": None}, {"accuracies": [[0.5]]}):
             (tmp_path / CONFIG).write_text(json.dumps(json.loads(text) | change))
             with told(CheckpointError, "no complete Medusa head"):
                 MedusaHead.load(tmp_path)

@@ -156,6 +156,8 @@ class TestReading:
             ({"norm.weight": torch.ones(SIZE)}, "unknown: norm.weight"),
             ({"fc.weight": torch.ones(SIZE, 3)}, r"misshaped: fc.weight \[32, 3\] instead of \[32, 64\]"),
             ({"embed_tokens.weight": torch.ones(9, SIZE)}, "misshaped: embed_tokens.weight"),
+            ({"fc.weight": torch.ones(SIZE, 2 * SIZE, dtype=torch.int8)}, "another type: fc.weight of torch.int8"),
+            ({"fc.weight": torch.full([SIZE, 2 * SIZE], torch.inf)}, "weights that are no numbers"),
         ],
     )
     def test_tensors_that_do_not_belong(
@@ -227,6 +229,20 @@ class TestWriting:
         assert config["architectures"] == ["LlamaForCausalLM"]
         assert (config["vocab_size"], config["hidden_size"]) == (VOCAB, SIZE)
         assert "bias" not in config  # of attention, to vLLM
+
+    @pytest.mark.parametrize("kind", ["linear", "llama3"])
+    def test_scaled_positions(
+        self, kind: str, target: Target, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """In the original's words; what it does not know is told."""
+        more = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+        head = made()
+        rope = {"rope_theta": 10000.0, "rope_type": kind, "factor": 2.0, **(more if kind == "llama3" else {})}
+        head.config.model["rope_parameters"] = rope
+        write_eagle(head, target, tmp_path / "out", "original")
+        scaling = written(tmp_path / "out")[0]["rope_scaling"]
+        assert (scaling["type"], scaling["factor"]) == (kind, 2.0)
+        assert ("cannot run this head" in caplog.text) == (kind == "llama3")
 
     def test_no_place_for_it(self, target: Target, tmp_path: Path) -> None:
         with told(OptionError, "no place for the bias"):

@@ -112,6 +112,8 @@ class TestReading:
             ({"1.1.linear.weight": random(SIZE, 7)}, r"misshaped: 1.1.linear.weight \[32, 7\] instead of \[32, 32\]"),
             ({"1.1.linear.bias": random(7)}, "misshaped: 1.1.linear.bias"),
             ({"token_map": torch.tensor([[1]])}, "vocabulary|token_map"),
+            ({"0.0.linear.weight": torch.ones(SIZE, SIZE, dtype=torch.int64)}, "another type: 0.0.linear.weight of"),
+            ({"0.0.linear.bias": torch.full([SIZE], torch.nan)}, "weights that are no numbers"),
         ],
     )
     def test_tensors_that_do_not_belong(
@@ -120,6 +122,11 @@ class TestReading:
         tensors = {name: tensor for name, tensor in (original() | change).items() if tensor is not None}
         with told(CheckpointError, says):
             read_medusa(folder_of(tmp_path / "head", tensors), target)
+
+    @pytest.mark.parametrize("scale", [None, "x", 0, -1.0])
+    def test_a_scale_that_is_none(self, scale: object, target: Target, tmp_path: Path) -> None:
+        with told(CheckpointError, "logit_scale in .* must be a number > 0"):
+            read_medusa(folder_of(tmp_path / "head", original(), logit_scale=scale), target)
 
     def test_of_another_model(self, target: Target, tmp_path: Path) -> None:
         path = folder_of(tmp_path / "head", original())
@@ -160,9 +167,10 @@ class TestReading:
             with told(CheckpointError, "could run code and is not read"):
                 read_medusa(path, target)
         assert not (tmp_path / "ran").exists()
-        torch.save([1, 2], path / "medusa_lm_head.pt")
-        with told(CheckpointError, "does not hold tensors by name"):
-            read_medusa(path, target)
+        for other in ([1, 2], {1: torch.ones(2)}):
+            torch.save(other, path / "medusa_lm_head.pt")
+            with told(CheckpointError, "does not hold tensors by name"):
+                read_medusa(path, target)
         (path / "medusa_lm_head.pt").write_bytes(b"")
         with told(CheckpointError, "damaged"):
             read_medusa(path, target)
@@ -206,6 +214,10 @@ class TestWriting:
         config, tensors = written(tmp_path / "shared")
         assert tensors.keys() == blocks | {"lm_heads.0.weight"}
         assert config["original_lm_head"]
+        write_medusa(made(), target, tmp_path / "original", "original")  # vLLM reads this layout, too
+        assert config.items() & {("hidden_size", SIZE), ("vocab_size", VOCAB), ("medusa_fc_bias", True)} <= (
+            written(tmp_path / "original")[0].items()
+        )
         # what vLLM's reader of configurations would take for one of these numbers
         assert {name for name in config if "num" in name} == {"num_heads", "num_hidden_layers"}
 

@@ -29,7 +29,7 @@ Out = Annotated[Path, Option("--out", "-o", help="New folder.")]
 Head = Annotated[
     str, Option("--head", help="Its folder, of ours or in a public layout; auto: the one the drafter takes.")
 ]
-Layers = Annotated[int | None, Option("-k", help="Layers of the head that auto takes.")]
+Layers = Annotated[int | None, Option("-k", help="Layers that the head must have.")]
 Format = Annotated[
     Literal["vllm", "original"], Option("--format", help="For vLLM, or for the program that the method came with.")
 ]

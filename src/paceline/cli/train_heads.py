@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
@@ -51,8 +52,11 @@ class Head:
         """Raises OptionError for what is out of range."""
         from paceline.training.adversarial import AdversarialOptions
 
-        require(self.adversarial >= 0, f"adversarial must be >= 0, not {self.adversarial}")
+        require(0 <= self.adversarial < inf, f"adversarial must be >= 0 and finite, not {self.adversarial}")
         if not self.adversarial:
+            for name in ("discriminator", "discriminator_layers", "discriminator_lr", "patience"):
+                given = getattr(self, name) != getattr(Head, name)
+                require(not given, f"--{name.replace('_', '-')} is of adversarial learning: give --adversarial, too")
             return None
         layers = self.layers if self.discriminator_layers is None else self.discriminator_layers
         return AdversarialOptions(self.adversarial, self.discriminator, layers, self.discriminator_lr, self.patience)

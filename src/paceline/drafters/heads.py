@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -102,9 +101,12 @@ class TrainedHead(nn.Module):
         """Itself in eval mode, on the target's device and in its dtype.
 
         Raises:
+            CheckpointError: there is a weight that is no number.
             CheckpointMismatch: it was made for another model.
             UnsupportedModel: the model's layers do not run one by one.
         """
+        if not all(bool(torch.isfinite(weight).all()) for weight in self.parameters()):
+            raise CheckpointError(f"the {self.title} {where} has weights that are no numbers")
         seen = self.probe(with_blocks(target, self.kind))
         if seen is None or not is_same(seen, self.fingerprint):
             raise CheckpointMismatch(
@@ -146,9 +148,11 @@ class TrainedHead(nn.Module):
             tensors = load_file(path)
             head = cls(cls.Config(**facts), tensors.pop(FINGERPRINT), tensors.get("tokens"))
             head.load_state_dict(tensors, assign=True)
+        except CheckpointError:
+            raise
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-        except (SafetensorError, TypeError, KeyError, ValueError, RuntimeError, OptionError) as error:
+        except Exception as error:  # of transformers' modules, too, which look at values when they are made
             raise CheckpointError(f"{folder} holds no complete {cls.title}: {' '.join(str(error).split())}") from error
         return head.eval() if target is None else head.check(target, f"in {folder}")
 
@@ -213,11 +217,24 @@ class TrainedHead(nn.Module):
     @classmethod
     def take(cls, head: str | Path | Self, target: Target, **wanted: object) -> tuple[Self, Path | None]:
         """A head as drafters are given it, checked: a folder to `read`, "auto" to `find`, or one made in Python, which
-        is taken over; and its folder, if it has one."""
+        is taken over; and its folder, if it has one.
+
+        Args:
+            wanted: as of `find`.
+
+        Raises:
+            OptionError: there is none, or it is another than is wanted.
+            CheckpointError, CheckpointMismatch, UnsupportedModel: see `load` and `check`.
+        """
         if isinstance(head, cls):
-            return head.check(target), None
-        folder = cls.find(target, **wanted) if head == AUTO else Path(str(head))
-        return cls.read(folder, target), folder
+            made, folder = head.check(target), None
+        else:
+            folder = cls.find(target, **wanted) if head == AUTO else Path(str(head))
+            made = cls.read(folder, target)
+        for key, value in wanted.items():
+            has = getattr(made.config, key)
+            require(value in (None, has), f"{cls.kind}: the {cls.title} given has {key} = {has}, not {value}")
+        return made, folder
 
     @classmethod
     def _folders(cls, target: Target) -> Iterator[Path]:

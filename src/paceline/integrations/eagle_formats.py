@@ -7,6 +7,7 @@ first layer without `input_layernorm`. The original has the target's word embedd
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,10 @@ EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 OURS = "lm.model."  # what our layers' names begin with besides
 AS_LLAMA = ("llama", "mistral")  # families whose layers are Llama's
 COMPARED = 64  # tokens whose embeddings are compared
+ROPE = ("linear", "dynamic")  # scaling that the original program knows
 TOLERANCE = 0.1  # relative error: what quantisation explains, and no more
+
+log = logging.getLogger("paceline")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -131,6 +135,12 @@ def write_eagle(head: EagleHead, target: Target, out: Path, layout: Layout, dtyp
     facts = _config(head, target, tensors["fc.weight"].dtype)
     if layout == "original":  # which takes a missing `bias` for true; vLLM would give one to attention
         facts["bias"] = head.config.bias
+        if rope := facts["rope_scaling"]:
+            rope["type"] = rope["rope_type"]  # as transformers called it then
+            if rope["type"] not in ROPE:
+                log.warning(
+                    "The original program has no RoPE scaling of the type %s: it cannot run this head.", rope["type"]
+                )
     write_layout(out, facts, WRITTEN[layout], tensors)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -60,13 +60,18 @@ def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+    if not isinstance(tensors, dict) or not all(
+        isinstance(n, str) and isinstance(t, Tensor) for n, t in tensors.items()
+    ):
         raise CheckpointError(f"{path} does not hold tensors by name")
     return tensors
 
 
-def require_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, Sequence[int]], where: str) -> None:
-    """Raises CheckpointError unless the tensors have these names and shapes."""
+def require_shapes(
+    tensors: Mapping[str, Tensor], wanted: Mapping[str, Sequence[int]], where: str, ids: Collection[str] = ()
+) -> None:
+    """Raises CheckpointError unless the tensors have these names and shapes, and hold token ids under the names in
+    `ids`, floats under the others."""
     faults = []
     if missing := wanted.keys() - tensors.keys():
         faults.append(f"missing: {_listed(missing)}")
@@ -75,6 +80,8 @@ def require_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, Sequence[
     shapes = {name: (list(tensors[name].shape), list(wanted[name])) for name in wanted.keys() & tensors.keys()}
     if misshaped := {f"{name} {is_} instead of {should}" for name, (is_, should) in shapes.items() if is_ != should}:
         faults.append(f"misshaped: {_listed(misshaped)}")
+    if other := {f"{name} of {t.dtype}" for name, t in tensors.items() if t.is_floating_point() == (name in ids)}:
+        faults.append(f"of another type: {_listed(other)}")
     if faults:
         raise CheckpointError(f"{where} does not hold the tensors of its layout; {'; '.join(faults)}")
 

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from paceline.drafters.medusa.head import OWN, SHARED, MedusaConfig, MedusaHead
 from paceline.drafters.probe import probe_features
 from paceline.drafters.skip_set import model_key
 from paceline.errors import CheckpointError, CheckpointMismatch
-from paceline.integrations.layouts import Layout, read_config, read_tensors, require_shapes, write_layout
+from paceline.integrations.layouts import CONFIG, Layout, read_config, read_tensors, require_shapes, write_layout
 from paceline.targets.target import Target
 
 #: Where tensors are looked for; the original program reads only the pickle that is named first.
@@ -71,7 +72,9 @@ def read_medusa(folder: Path, target: Target) -> MedusaHead:
         CheckpointMismatch: heads for another hidden size or vocabulary.
         UnsupportedModel: the model's layers do not run one by one.
     """
-    config = read_config(folder)
+    scale = read_config(folder).get("logit_scale", 1.0)
+    if not (isinstance(scale, int | float) and 0 < scale < inf):
+        raise CheckpointError(f"logit_scale in {folder / CONFIG} must be a number > 0, not {scale}")
     tensors = {re.sub(r"^medusa_heads?\.", "", name): tensor for name, tensor in read_tensors(folder, FILES).items()}
     names = NAMES["vllm" if any(name.startswith("blocks.") for name in tensors) else "original"]
     heads, layers = names.count(tensors)
@@ -102,7 +105,7 @@ def read_medusa(folder: Path, target: Target) -> MedusaHead:
     state = {
         "weight": torch.stack([torch.stack([tensors[f"{name}.weight"] for name in row]) for row in blocks]),
         "bias": torch.stack([torch.stack([tensors.get(f"{name}.bias", zeros) for name in row]) for row in blocks]),
-        "matrix": torch.stack(matrices[:1] if same else matrices) * config.get("logit_scale", 1.0),
+        "matrix": torch.stack(matrices[:1] if same else matrices) * scale,
     }
     head = MedusaHead(made, probe_features(with_blocks(target, MedusaHead.kind)), tokens)
     head.load_state_dict(state if tokens is None else state | {"tokens": tokens}, assign=True)
@@ -135,7 +138,7 @@ def _require_fit(
         shapes |= {f"{name}.bias": [size] for name in every}
     if tokens is not None:
         shapes[TOKENS] = [known]
-    require_shapes(tensors, shapes, str(folder))
+    require_shapes(tensors, shapes, str(folder), ids=(TOKENS,))
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -170,18 +173,18 @@ def medusa_layout(head: MedusaHead, target: Target, layout: Layout) -> tuple[dic
     shared = layout == "vllm" and len(full) == 1
     outputs = names.outputs(heads, layers)
     tensors |= {outputs[0]: full[0]} if shared else dict(zip(outputs, full * (heads // len(full)), strict=True))
+    # The original program has no use for these; vLLM, which reads its layout too, needs them.
+    common = {"model_type": "medusa", "hidden_size": head.config.hidden, "vocab_size": target.vocab_size}
+    common["medusa_fc_bias"] = True
     if layout == "original":
         config = {"medusa_num_heads": heads, "medusa_num_layers": layers, "version": "2"}
-        return config | {"base_model_name_or_path": target.name}, tensors
+        return config | {"base_model_name_or_path": target.name} | common, tensors
     return {
         "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        "hidden_size": head.config.hidden,
-        "vocab_size": target.vocab_size,
         "num_heads": heads,
         "num_hidden_layers": layers,
-        "medusa_fc_bias": True,
         "original_lm_head": shared,
+        **common,
     }, tensors
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ class AdversarialOptions:
     patience: int = 0
 
     def __post_init__(self) -> None:
-        require(self.weight > 0, f"the weight must be > 0, not {self.weight}")
+        require(0 < self.weight < inf, f"the weight must be > 0 and finite, not {self.weight}")
         require(self.form in FORMS, f"discriminator must be {' or '.join(FORMS)}, not '{self.form}'")
         require(self.layers >= 1, f"discriminator-layers must be >= 1, not {self.layers}")
         require(self.lr > 0, f"discriminator-lr must be > 0, not {self.lr}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +39,9 @@ class EagleOptions(HeadOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.regression >= 0, f"regression must be >= 0, not {self.regression}")
-        require(self.noise >= 0, f"noise must be >= 0, not {self.noise}")
+        for name in ("regression", "noise"):
+            value = getattr(self, name)
+            require(0 <= value < inf, f"{name} must be >= 0 and finite, not {value}")
         require(1 <= self.rollout <= CHAIN, f"rollout must lie in 1 .. {CHAIN}, not {self.rollout}")
 
 

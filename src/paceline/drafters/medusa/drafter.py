@@ -47,7 +47,7 @@ class Medusa(AutoregressiveDrafter):
     Args:
         head: folder of Medusa heads, or (from Python) a `MedusaHead`, which is taken over; "auto": those trained on
             this machine for this model, or else those that come with paceline.
-        k: blocks a head that "auto" looks for; None: any number.
+        k: blocks that each head must have, found or given; None: any number.
         tree: "chain": the likeliest token of each head, or one drawn from it where the output is sampled; "static":
             the same tree of ranks every round, built from the accuracies that training measured; "dynamic": the
             likeliest paths by what the heads themselves say. Trees are chosen, not drawn, even where the output is

@@ -50,6 +50,7 @@ class MedusaConfig(HeadConfig):
             self.vocabulary in VOCABULARIES,
             f"the vocabulary layer of Medusa heads is {' or '.join(VOCABULARIES)}, not '{self.vocabulary}'",
         )
+        require(len(self.accuracies) in (0, self.heads), f"accuracies are of {self.heads} heads or of none")
 
 
 class MedusaHead(TrainedHead):
