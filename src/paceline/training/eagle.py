@@ -54,8 +54,13 @@ class _Step(NamedTuple):
 
 
 class Eagle(FeatureTask):
-    """At position t the head reads the feature there and token t + 1; it learns the feature at t + 1, and what the
-    target says of token t + 2."""
+    """What belongs to position t of a text, where `batch.labels` and `top_ids` have token t + 1:
+
+    the head reads          the feature at t, token t + 1     features, ids ahead by 1
+    it guesses              the feature at t + 1              features ahead by 1
+    its logits are of       token t + 2                       labels, top_ids ahead by 1
+    in step n (from 0)      for a draft that began from t - n; `count` moves that back to where it began
+    """
 
     counts = COUNTS
 
