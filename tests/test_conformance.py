@@ -37,7 +37,7 @@ OPTIONS: dict[str, Callable[[Path], str]] = {
 }
 
 #: Of these, drafters that come with all they need for the default model.
-SHIPPED = ("early-exit", "eagle", "lookahead")
+SHIPPED = ("early-exit", "medusa", "eagle", "lookahead")
 
 #: Drafters that work on the target's own cache, merged with others and with one another.
 MERGES: dict[str, Callable[[Path], str]] = {
