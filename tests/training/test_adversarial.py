@@ -43,7 +43,8 @@ def test_losses_are_those_of_the_paper(form: str, tiny_model_dir: Path, tiny_dat
     drafts = task.task.drafts(batch)
     assert drafts.logits.shape[1] == 60
     seen_as_real = task.discriminator(drafts.hidden, task.discriminator.given(drafts.logits)).sigmoid()
-    real = task.discriminator(drafts.hidden, task.discriminator.given(task.task.truth(drafts.truth))).sigmoid()
+    truth = drafts.truth.each(drafts.truth.features)
+    real = task.discriminator(drafts.hidden, task.discriminator.given(task.task.truth(truth))).sigmoid()
     want = drafts.loss - 0.3 * (drafts.weights * seen_as_real.log()).sum()
     torch.testing.assert_close(task.loss(batch), want)
     want = -(drafts.weights * ((1 - seen_as_real).log() + real.log())).sum()

@@ -76,7 +76,8 @@ def test_medusa_learns_its_own_position(tiny_model_dir: Path, tiny_data: Path) -
     drafts = made.task.drafts(batch)
     features = made.task.frozen(batch)
     logits = made.task.head(features)
-    row, weights = 0, []
+    truth, row, weights = drafts.truth.each(drafts.truth.features), 0, []
+    assert len(drafts.truth.features) < len(truth)
     for text, tokens in enumerate(batch.rows):
         for t in range(len(tokens)):
             asked = [t + 1 + i < len(tokens) and batch.labels[text, t + 1 + i] != IGNORE for i in range(4)]
@@ -85,7 +86,7 @@ def test_medusa_learns_its_own_position(tiny_model_dir: Path, tiny_data: Path) -
                 assert torch.equal(drafts.hidden[row], features[text, t])
                 assert (drafts.weights[row] > 0) == asked[i]
                 if asked[i]:
-                    assert torch.equal(drafts.truth[row], features[text, t + 1 + i])
+                    assert torch.equal(truth[row], features[text, t + 1 + i])
                 weights.append(float(drafts.weights[row]))
                 row += 1
     assert row == len(drafts.logits)
@@ -143,7 +144,7 @@ def test_whole_distributions(kind: str, tiny_model_dir: Path, tiny_data: Path) -
     batch, heads = made.data.batch([3]), 4 if kind == "medusa" else 1
     drafts = made.task.drafts(batch, learning=False)
     with torch.no_grad():
-        said = made.task.truth(drafts.truth).log_softmax(-1)
+        said = made.task.truth(drafts.truth.each(drafts.truth.features)).log_softmax(-1)
     starts = (ahead(batch.labels, 1, IGNORE)[0] != IGNORE).nonzero()[:, 0]  # positions t, which draft t + 2 and on
     for row in (drafts.weights > 0).nonzero()[:, 0].tolist():
         at = int(starts[row // heads]) + 1 + row % heads
@@ -180,7 +181,7 @@ def test_the_gradient_ends_at_the_head(kind: str, tiny_model_dir: Path, tiny_dat
     made = assembled(kind, tiny_model_dir, tiny_data, 0.2, layers=2)
     drafts = made.task.task.drafts(made.data.batch([3, 4]))
     assert not drafts.hidden.requires_grad
-    assert not drafts.truth.requires_grad
+    assert not drafts.truth.features.requires_grad
     made.task.loss(made.data.batch([3, 4])).backward()
     for name, weight in made.task.head.named_parameters():
         assert weight.grad is not None, name

@@ -44,11 +44,11 @@ def test_whole_is_least_where_the_draft_is_the_target() -> None:
     """Where it is the entropy, and its gradient vanishes; positions count as they weigh."""
     target = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     logits, weights = (target + 2).requires_grad_(), torch.tensor([1.0, 0.5, 0.0])
-    loss = whole_cross_entropy(logits, target, weights)
+    loss = whole_cross_entropy(logits, target.softmax(1), weights)
     loss.backward()
     torch.testing.assert_close(loss, (weights * torch.distributions.Categorical(logits=target).entropy()).sum())
     assert logits.grad.abs().max() < 1e-6
-    assert whole_cross_entropy(target.flip(1), target, weights) > loss
+    assert whole_cross_entropy(target.flip(1), target.softmax(1), weights) > loss
 
 
 def test_labels_outside_the_vocabulary_do_not_count() -> None:

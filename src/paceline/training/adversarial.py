@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from paceline.registry import require
 from paceline.training.dataset import Batch
-from paceline.training.heads import Drafts, FeatureTask
+from paceline.training.heads import Drafts, FeatureTask, Truth
 from paceline.training.task import Player, Task
 
 FORMS = ("full", "low-cost")
@@ -98,7 +98,7 @@ class Judged(NamedTuple):
 
     hidden: Float[Tensor, "n hidden"]
     drafted: Float[Tensor, "n width"]  # what it sees of the head's logits
-    truth: Float[Tensor, "n hidden"]
+    truth: Truth
     weights: Float[Tensor, " n"]
 
 
@@ -157,7 +157,7 @@ class Adversarial(Task):
 
     def _verdicts(self, judged: Judged) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
         """On the head's logits and on the target's."""
-        real = self.discriminator.given(self.task.truth(judged.truth))
+        real = judged.truth.each(self.discriminator.given(self.task.truth(judged.truth.features)))
         return self.discriminator(judged.hidden, judged.drafted), self.discriminator(judged.hidden, real)
 
     def count(self, batch: Batch) -> Float[Tensor, " counts"]:

@@ -18,7 +18,7 @@ from paceline.registry import require
 from paceline.training.acceptance import CHAIN, COUNTS, draft_counts, figures, tally
 from paceline.training.dataset import IGNORE, Batch
 from paceline.training.frozen import Frozen
-from paceline.training.heads import Drafts, FeatureTask, HeadOptions, ahead
+from paceline.training.heads import Drafts, FeatureTask, HeadOptions, Truth, ahead
 from paceline.training.rollout import rollout
 from paceline.training.samples import UNKNOWN
 
@@ -76,13 +76,13 @@ class Eagle(FeatureTask):
         true, losses = ahead(features, 1, 0.0), []
         for step, weight in zip(steps, weights, strict=True):
             far = functional.smooth_l1_loss(step.guessed, true[step.rows], reduction="none").mean(-1)
-            said = self._said(batch, step, weight, true[step.rows])
+            said = self._said(batch, step, weight, Truth(true[step.rows]))
             losses.append(said + self.options.regression * (weight * far).sum())
         return Drafts(
             torch.cat([step.logits for step in steps]),
             torch.cat(weights),
             torch.cat([ahead(features, -n, 0.0)[step.rows] for n, step in enumerate(steps)]),
-            torch.cat([true[step.rows] for step in steps]),
+            Truth(torch.cat([true[step.rows] for step in steps])),
             torch.stack(losses).sum(),
         )
 
@@ -93,12 +93,12 @@ class Eagle(FeatureTask):
             rows[:, :n] = False  # where a draft would have begun before the text
             yield _Step(rows, guessed[rows], self.head.outputs(guessed[rows]))
 
-    def _said(self, batch: Batch, step: _Step, weight: Tensor, true: Tensor) -> Float[Tensor, ""]:
+    def _said(self, batch: Batch, step: _Step, weight: Tensor, truth: Truth) -> Float[Tensor, ""]:
         """The loss of what a step says of the next token."""
         labels, top_ids = ahead(batch.labels, 1, IGNORE), ahead(batch.top_ids, 1, UNKNOWN)
         top_logp = ahead(batch.top_logp, 1, -torch.inf)
         wanted = labels[step.rows], top_ids[step.rows], top_logp[step.rows]
-        return self.learn(step.logits, weight, wanted, true)
+        return self.learn(step.logits, weight, wanted, truth)
 
     def _noise(self, batch: Batch, features: Tensor) -> Tensor:
         """Drawn by the step and what is in the batch: the same for any number of processes, and after a resumption."""
@@ -120,7 +120,8 @@ class Eagle(FeatureTask):
             asked.append(ahead(step.rows, n, False))
             if n == 0:
                 first, chosen = step, best
-        loss = self._said(batch, first, torch.ones_like(first.logits[:, 0]), ahead(features, 1, 0.0)[first.rows])
+        truth = Truth(ahead(features, 1, 0.0)[first.rows])
+        loss = self._said(batch, first, torch.ones_like(first.logits[:, 0]), truth)
         return tally(draft_counts(torch.stack(right, -1), torch.stack(asked, -1)), chosen, top_ids[first.rows], loss)
 
     def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:

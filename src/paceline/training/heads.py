@@ -33,13 +33,25 @@ class HeadOptions(TaskOptions):
         require(self.layers >= 1, f"a head has K = 1 layer or more, not {self.layers}")
 
 
+class Truth(NamedTuple):
+    """The target's features that its own logits for drafted tokens come from: `rows` names each draft's among
+    `features`, as several drafts may be of one token; None: one each, in order."""
+
+    features: Float[Tensor, "m hidden"]
+    rows: Int[Tensor, " n"] | None = None
+
+    def each(self, values: Float[Tensor, "m width"]) -> Float[Tensor, "n width"]:
+        """Of what was computed from the features, each draft's."""
+        return values if self.rows is None else values[self.rows]
+
+
 class Drafts(NamedTuple):
     """What a head drafts at all positions of some texts, where it learns."""
 
     logits: Float[Tensor, "n vocab"]  # over its own tokens
     weights: Float[Tensor, " n"]  # their parts in losses; they sum to the labels of the batch, or a little less
     hidden: Float[Tensor, "n hidden"]  # the target's feature that the draft began from
-    truth: Float[Tensor, "n hidden"]  # the feature that the target's own logits for the same token come from
+    truth: Truth  # what the target says of the same tokens
     loss: Float[Tensor, ""]  # supervised, summed
 
 
@@ -87,7 +99,7 @@ class FeatureTask(HeadTask):
         super().__init__(head, frozen, objective)
         self.matrix = matrix
 
-    def truth(self, features: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+    def truth(self, features: Float[Tensor, "m hidden"]) -> Float[Tensor, "m vocab"]:
         """The target's logits."""
         return features.to(self.matrix.dtype) @ self.matrix.T
 
@@ -96,11 +108,11 @@ class FeatureTask(HeadTask):
         logits: Float[Tensor, "n vocab"],
         weights: Float[Tensor, " n"],
         wanted: tuple[Tensor, Tensor, Tensor],
-        features: Float[Tensor, "n hidden"],
+        truth: Truth,
     ) -> Float[Tensor, ""]:
-        """`distil`, or from the features that the target's own logits come from, against all that these say."""
+        """`distil`, or against all that the target says."""
         if self.objective == WHOLE:
-            return whole_cross_entropy(logits, self.truth(features), weights)
+            return whole_cross_entropy(logits, truth.each(self.truth(truth.features).float().softmax(1)), weights)
         return self.distil(logits, weights, wanted)
 
     @abstractmethod

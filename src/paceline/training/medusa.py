@@ -15,7 +15,7 @@ from paceline.registry import require
 from paceline.training.acceptance import COUNTS, draft_counts, figures, tally
 from paceline.training.dataset import IGNORE, Batch
 from paceline.training.frozen import Frozen
-from paceline.training.heads import Drafts, FeatureTask, HeadOptions, ahead
+from paceline.training.heads import Drafts, FeatureTask, HeadOptions, Truth, ahead
 from paceline.training.samples import UNKNOWN
 
 DECAY = 0.8  # a head's weight in the loss, relative to the one before it (Medusa, section 2.2.1)
@@ -60,9 +60,17 @@ class Medusa(FeatureTask):
         seen = features[rows][:, None].expand(-1, self.heads, -1)
         logits = self.head(features[rows]).flatten(0, 1)
         weights = ((labels != IGNORE) * self.shares.to(labels.device)).flatten()
-        truth = self._ahead(features, 0.0)[rows].flatten(0, 1)
+        truth = self._truth(features, rows)
         loss = self.learn(logits, weights, (labels.flatten(), top_ids.flatten(0, 1), top_logp.flatten(0, 1)), truth)
         return Drafts(logits, weights, seen.flatten(0, 1), truth, loss), labels, top_ids
+
+    def _truth(self, features: Float[Tensor, "batch tokens hidden"], rows: Bool[Tensor, "batch tokens"]) -> Truth:
+        """Head i at t and head i + 1 at t - 1 draft the same token: what the target says of it is computed once. What
+        would lie behind a text's end weighs nothing."""
+        begun = rows.flatten().nonzero()[:, 0]
+        told = begun[:, None] + 1 + torch.arange(self.heads, device=begun.device)
+        which, each = told.clamp(max=rows.numel() - 1).flatten().unique(return_inverse=True)
+        return Truth(features.flatten(0, 1)[which], each)
 
     def _ahead(self, values: Tensor, fill: float) -> Tensor:
         """`[batch, tokens, ...]` -> `[batch, tokens, heads, ...]`: what is to be known where head i's token follows."""

@@ -35,9 +35,9 @@ def soft_labels(
 def whole_cross_entropy(
     logits: Float[Tensor, "n vocab"], target: Float[Tensor, "n vocab"], weights: Float[Tensor, " n"]
 ) -> Float[Tensor, ""]:
-    """Sum of the cross-entropies against the distributions of the target's logits, with weights."""
+    """Sum of the cross-entropies against the target's distributions, with weights."""
     logits = logits.float()
-    return (weights * (logits.logsumexp(1) - (target.float().softmax(1) * logits).sum(1))).sum()
+    return (weights * (logits.logsumexp(1) - (target * logits).sum(1))).sum()
 
 
 def soft_cross_entropy(
