@@ -16,6 +16,7 @@ from helpers import hf_greedy, one_thread, small_neox  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafters.base import Drafter, Row
+from paceline.drafters.costs import Costs, set_costs
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.eagle.tree import DynamicTree
@@ -170,6 +171,27 @@ def test_trees_are_the_likeliest_paths(tokens: range | None) -> None:
             found = dict(sorted(found.items(), key=lambda item: -item[1])[: nodes + 1])
         mine = {tuple(tree.tokens[n] for n in tree.path(node)[1:]): tree.scores[node] for node in range(1, len(tree))}
         assert mine == pytest.approx({path: np.exp(logp) for path, logp in found.items() if path}, rel=1e-3)
+
+
+@pytest.mark.parametrize(("price", "levels"), [(0.0, {3}), (0.04, {1, 2, 3}), (100.0, {1})])
+def test_levels_that_cost_too_much(price: float, levels: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree with `budget=auto` ends where what lies behind its best candidate is not worth drafting."""
+    model = small_llama()
+    target = as_target(model)
+    set_costs(target, Costs({1: 1.0, 64: 1.0}))
+    grown: list[int] = []
+    chosen = Eagle._chosen
+
+    def noted(self: Eagle, row: Row, tree: DynamicTree, rows: int) -> TokenTree:
+        self._seconds = price
+        grown.append(tree.expanded.depth + 1)
+        return chosen(self, row, tree, rows)
+
+    monkeypatch.setattr(Eagle, "_chosen", noted)
+    drafter = Eagle(target, head=noisy(model), tree=2)
+    drafter._seconds = price
+    [*_] = Engine(target, drafter).run([Request(PROMPTS[0], limit=40, policy=Fixed(k=3))])
+    assert set(grown[:-3]) == levels  # at the end there is room for less
 
 
 def test_a_head_that_has_learnt() -> None:

@@ -42,9 +42,10 @@ class Budget:
         """Tokens a second of this request when `rows` of them share a pass, all wanting as much as it does."""
         return (START + self._tokens) / (START * self.costs(rows) / rows + self._seconds)
 
-    def least(self, rows: int) -> float:
-        """Candidates with lower scores than this are as good as never worth verifying."""
-        return self.rate(rows) * self.costs.slope / DOUBT
+    def least(self, rows: int, drafting: float = 0.0) -> float:
+        """Candidates with lower scores than this are as good as never worth verifying; nor, if a level takes `drafting`
+        seconds, is what lies behind them worth drafting."""
+        return self.rate(rows) * (self.costs.slope / DOUBT + drafting / TRUST)
 
     def choose(self, tree: TokenTree, rows: int = 1, others: int = 0) -> TokenTree:
         """The part of `tree` that is worth verifying, best candidates first; all its nodes have scores.

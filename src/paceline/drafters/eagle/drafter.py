@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from paceline.registry import require
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
+
+FADING = 0.1  # weight of the newest among measured seconds
 
 
 @dataclass
@@ -69,6 +72,7 @@ class Eagle(AutoregressiveDrafter):
         self.hidden_width = target.config.hidden_size
         self.forward = Forward(made, target)
         self._features: Tensor  # guessed at the nodes that were drafted from last
+        self._seconds = 0.0  # of a row's level of a tree, below the first: fading mean
 
     def max_nodes(self, depth: int) -> int:
         # The head's own cache is as large as the target's, and keeps all nodes that it drafts from.
@@ -111,11 +115,15 @@ class Eagle(AutoregressiveDrafter):
         growing = [row for row in rows if row.room > 0 and row.policy.more(0)]
         depth, first = 0, 0
         while growing:
+            began = time.perf_counter()
             # All rows go on by as many nodes at a time: those of a row that stopped are padding.
             stop = first + len(trees[growing[0].slot].newest)
             self._features = self._expand(rows, trees, first, stop)
             logits = self.forward.logits(self._features)
             growing = [row for row in growing if self._grow(row, trees[row.slot], logits[row.slot], depth, len(rows))]
+            if depth:
+                seconds = (time.perf_counter() - began) / len(rows)
+                self._seconds += FADING * (seconds - self._seconds) if self._seconds else seconds
             depth, first = depth + 1, stop
         return [self._chosen(row, trees[row.slot], len(rows)) for row in rows]
 
@@ -142,7 +150,7 @@ class Eagle(AutoregressiveDrafter):
         budget: Budget | None = row.state.budget
         if depth + 1 == row.room or not row.policy.more(depth + 1):
             return False
-        return tree.descend(budget.least(rows) if budget else 0.0)
+        return tree.descend(budget.least(rows, self._seconds) if budget else 0.0)
 
     def _chosen(self, row: Row, grown: DynamicTree, rows: int) -> TokenTree:
         state: Drafting = row.state
