@@ -51,10 +51,10 @@ class Run:
     @property
     def length(self) -> float:
         """Mean acceptance length as vLLM defines it: tokens a round, the one that the model adds included."""
-        return 1 + self.drafted
+        return 1 + self.mean_accepted
 
     @property
-    def drafted(self) -> float:
+    def mean_accepted(self) -> float:
         """Without that one."""
         return sum(self.accepted) / self.drafts
 
@@ -88,13 +88,13 @@ def main() -> None:
     for method in options.methods.split(","):
         with tempfile.TemporaryDirectory() as scratch:
             head = getattr(options, method.replace("-", "_"))
-            depth = options.k if method in DEEP else None
-            folder = exported(method, head, depth, options.model, Path(scratch) / "head")
+            layers = options.layers if method in DEEP else None
+            folder = exported(method, head, layers, options.model, Path(scratch) / "head")
             theirs = serve({"method": METHODS[method], "model": str(folder), "num_speculative_tokens": options.draft})
-            drafter = f"{method}:head={head}:k={depth}" if depth else f"draft-model:model={folder}"
+            drafter = f"{method}:head={head}:k={layers}" if layers else f"draft-model:model={folder}"
             ours = here(llm, f"{drafter}+fixed:k={options.draft}", prompts, plain, options)
         equal = same(theirs, plain)
-        failed = equal < len(prompts) or abs(theirs.drafted - ours.drafted) > options.tolerance * ours.drafted
+        failed = equal < len(prompts) or abs(theirs.mean_accepted / ours.mean_accepted - 1) > options.tolerance
         wrong += failed
         print(f"{method}: {'FAILED' if failed else 'ok'}, {equal} of {len(prompts)} as vLLM's plain decoding")
         for name, run in (("vLLM", theirs), ("paceline", ours)):
@@ -108,7 +108,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)}; default %(default)s")
     for method in METHODS:
         parser.add_argument(f"--{method}", default="auto", help="folder of the head; auto: the one the drafter takes")
-    parser.add_argument("-k", type=int, default=2, help="layers of the heads; default %(default)s")
+    parser.add_argument("-k", "--layers", type=int, default=2, help="layers of the heads; default %(default)s")
     parser.add_argument("--suite", default=str(PROMPTS))
     parser.add_argument("--limit", type=int, default=1, help="first prompts of each task")
     parser.add_argument("--tokens", type=int, default=64, help="of each continuation")
