@@ -8,13 +8,22 @@ from functools import cache
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 _ROWS = 64  # widths the width-independence check goes up to, besides one of a prompt chunk
 _CHUNK = 512
 _OUTPUTS = 1 << 22  # of one product of the check: memory that a large head would not leave otherwise
 _BLOCKS = (64, 48, 32, 24, 16, 8)  # rows a block of oneDNN's weight formats
+
+
+def linear_module(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None) -> nn.Linear:
+    """A frozen module around these very tensors."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
 
 
 class PlainLinear:

@@ -14,6 +14,7 @@ from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.heads import output_rows
 from paceline.drafters.own_layers import fast_layers, fast_linear
 from paceline.targets.cache import KVCache
+from paceline.targets.linear import linear_module
 from paceline.targets.span import Span
 from paceline.targets.target import PREFILL_CHUNK, Target
 
@@ -34,7 +35,7 @@ class Forward:
         self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach(), target)
         rows = None if head.tokens is None else output_rows(target, head.tokens)
         unused = torch.zeros(1, target.config.hidden_size, dtype=target.dtype, device=target.device)
-        head.lm.set_output_embeddings(_matrix(unused if rows is None else rows))
+        head.lm.set_output_embeddings(linear_module(unused if rows is None else rows))
         self.layers = fast_layers(head.lm, target)
         self.logits = target.logits if rows is None else self.layers.logits
         self.cache: KVCache
@@ -85,9 +86,3 @@ class Forward:
         read = torch.cat([self.target.embed(span), features], -1)
         entered = self.fc(read.flatten(0, 1)).view(*features.shape)
         return self.layers.layers(entered, span, cache, 0, self.count)
-
-
-def _matrix(rows: Float[Tensor, "outputs hidden"]) -> nn.Linear:
-    linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(rows, requires_grad=False)
-    return linear

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from paceline.targets.linear import linear_module
 from paceline.targets.native.model import NativeModel, Sizes
 from paceline.targets.native.storage import Storage
 
@@ -14,14 +15,9 @@ class RoundedLinear:
     is what a draft's time goes into. Not exact, as drafts need not be."""
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None) -> None:
-        outputs, inputs = weight.shape
-        linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
-        linear.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            linear.bias = nn.Parameter(bias, requires_grad=False)
-        packed = Storage("rounded", None, 0, {}).pack({"linear": linear})
+        packed = Storage("rounded", None, 0, {}).pack({"linear": linear_module(weight, bias)})
         self.bytes = packed.bytes
-        self._model = NativeModel(Sizes(inputs, *[0] * 4, *[0.0] * 2), [], None, packed)
+        self._model = NativeModel(Sizes(weight.shape[1], *[0] * 4, *[0.0] * 2), [], None, packed)
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         return self._model.head(x.contiguous(), normed=True)
