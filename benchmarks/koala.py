@@ -8,8 +8,9 @@
 on the same data for the same steps; what is in DIR already is not trained again, and more may join it later. `methods`
 names, for the benchmark, plain decoding and each head's chain, and with `--tree` its dynamic tree. `table` has a row
 for all seeds of a head, mean and standard deviation: simulated acceptance on the samples that training held back, the
-same for all heads; what the discriminator adds to it, seed by seed; and of RESULTS n-alpha, tau and the speedup over
-`ar`. Options behind `--` that only one kind has go with `--kinds`.
+same for all heads; what the discriminator adds to it, seed by seed, how often it is right in the end and how well the
+head fools it; and of RESULTS n-alpha, tau and the speedup over `ar`. Options behind `--` that only one kind has go with
+`--kinds`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from trained import facts, own_and_passed, train
 KINDS = ("medusa", "eagle")
 POSITIONS = 3  # of n-alpha, as in the paper
 MEASURED = (*(f"accepted_{n}" for n in range(1, POSITIONS + 1)), "held_back_loss")
+OF_THE_GAME = ("discriminator_accuracy", "adversarial_held_back_loss")  # the latter: what lambda weighs
 CHAIN = "fixed:k=4"
 TREES = {"medusa": "tree=dynamic:budget=16+fixed:k=4", "eagle": "tree=4:budget=16+fixed:k=4"}
 
@@ -90,7 +92,7 @@ def table(args: argparse.Namespace) -> None:
     heads = trained_heads(args.out)
     about_all = ["drafter", "K", "lambda", "discriminator", "seeds"]
     named_so = [*(f"accepted {n}" for n in range(1, POSITIONS + 1)), "held-back loss"]
-    lines, gains = [[*about_all, *named_so]], [[*about_all, *named_so]]
+    lines, gains = [[*about_all, *named_so]], [[*about_all, *named_so, "it is right", "E[-log D]"]]
     for kind, folders in heads.items():
         found, without = measured(kind, folders), Kind(kind.drafter, kind.layers, 0.0)
         lines.append(
@@ -100,7 +102,8 @@ def table(args: argparse.Namespace) -> None:
             other = measured(without, heads[without])
             pairs = [(found[seed], other[seed]) for seed in found if seed in other]
             apart = ([a[key] - b[key] for a, b in pairs if key in a] for key in MEASURED)
-            gains.append([*_about(kind, pairs), *(spread(values, "+.4f") for values in apart)])
+            game = (spread([about[key] for about in found.values()], ".3f") for key in OF_THE_GAME)
+            gains.append([*_about(kind, pairs), *(spread(values, "+.4f") for values in apart), *game])
     print(f"Simulated acceptance, on text of the model that was held back:\n\n{markdown(lines)}")
     if len(gains) > 1:
         print(f"\nWhat the discriminator adds to the same head of the same seed:\n\n{markdown(gains)}")

@@ -81,7 +81,9 @@ def test_trained_named_benchmarked_and_told(
     assert float(plain[-1].split(" ± ")[0]) == pytest.approx(loss, abs=6e-4)
     played = json.loads((out / "eagle-k1-adv0.1-low-cost-s0" / "eagle.json").read_text())["trained"]["measured"]
     assert gained[:5] == adversarial[:5]
-    assert float(gained[-1]) == pytest.approx(played["held_back_loss"] - measured[0]["held_back_loss"], abs=6e-5)
+    assert float(gained[-3]) == pytest.approx(played["held_back_loss"] - measured[0]["held_back_loss"], abs=6e-5)
+    assert float(gained[-2]) == pytest.approx(played["discriminator_accuracy"], abs=6e-4)
+    assert float(gained[-1]) == pytest.approx(played["adversarial_held_back_loss"], abs=6e-4)
     assert chains[:6] == ["`eagle`", "1", "0", "", "2", "chain"]
     folders = [f"eagle-k1-s{seed}+" for seed in (0, 1)]
     taus = [row["tau"] for name in folders for row in lines if name in row["method"] and row["task"] == "overall"]

@@ -1,6 +1,6 @@
 """Exported heads served by vLLM: the same ids as its plain decoding, the same acceptance as here.
 
-    python tests/vllm/check.py [--methods medusa,eagle,draft-model] [-k 2] [--medusa FOLDER] [--eagle FOLDER] ...
+    python tests/vllm/check.py [--methods medusa,eagle,draft-model] [-k 2] [--medusa FOLDER] [--format original] ...
 
 `paceline export` writes each head for vLLM, which runs in a process and a virtual environment of its own, kept in
 paceline's cache and made on first use (3.5 GB). It continues prompts greedily, plainly and with each head as a chain of
@@ -89,7 +89,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             head = getattr(options, method.replace("-", "_"))
             layers = options.layers if method in DEEP else None
-            folder = exported(method, head, layers, options.model, Path(scratch) / "head")
+            words = ["--head", head, *(["-k", str(layers)] if layers else [])]
+            words += ["--format", options.format] if method == "medusa" else []
+            folder = exported(method, words, options.model, Path(scratch) / "head")
             theirs = serve({"method": METHODS[method], "model": str(folder), "num_speculative_tokens": options.draft})
             drafter = f"{method}:head={head}:k={layers}" if layers else f"draft-model:model={folder}"
             ours = here(llm, f"{drafter}+fixed:k={options.draft}", prompts, plain, options)
@@ -109,6 +111,7 @@ def parse() -> argparse.Namespace:
     for method in METHODS:
         parser.add_argument(f"--{method}", default="auto", help="folder of the head; auto: the one the drafter takes")
     parser.add_argument("-k", "--layers", type=int, default=2, help="layers of the heads; default %(default)s")
+    parser.add_argument("--format", choices=("vllm", "original"), default="vllm", help="to export Medusa heads in")
     parser.add_argument("--suite", default=str(PROMPTS))
     parser.add_argument("--limit", type=int, default=1, help="first prompts of each task")
     parser.add_argument("--tokens", type=int, default=64, help="of each continuation")
@@ -130,9 +133,8 @@ def environment() -> Path:
     return python
 
 
-def exported(method: str, head: str, layers: int | None, model: str, out: Path) -> Path:
-    words = ["export", method, "--model", model, "--head", head, "--out", str(out), "--dtype", "float32"]
-    words += ["-k", str(layers)] if layers else []
+def exported(method: str, words: Sequence[str], model: str, out: Path) -> Path:
+    words = ["export", method, "--model", model, "--out", str(out), "--dtype", "float32", *words]
     if command(words):
         raise SystemExit(f"failed: paceline {' '.join(words)}")
     return out
