@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -41,15 +42,24 @@ class PlainLinear:
 class PackedLinear:
     """A float32 linear whose weight lies in the blocks oneDNN's kernels read. At one to eight rows this is up to twice
     as fast as MKL's product, and each row's bits are its own (`is_width_independent` tests that; nobody promises it).
+
+    Attributes:
+        paired: a row alone is computed twice, side by side. Some AVX-512 CPUs have another kernel for one row, which
+            sums long rows in another order.
     """
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None) -> None:
         self.shape = tuple(weight.shape)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self.bias = None if bias is None else bias.clone()
-        self.bytes = weight.nbytes
+        self.bytes, self.paired = weight.nbytes, False
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
+        if self.paired and len(x) == 1:
+            return self._product(x.repeat(2, 1))[:1]
+        return self._product(x)
+
+    def _product(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
 
 
@@ -75,6 +85,17 @@ def is_width_independent(linear: PackedLinear) -> bool:
         and all(torch.equal(linear(x[:width]), together[:width]) for width in widths)
         and torch.equal(linear(x)[:_ROWS], together)
     )
+
+
+def make_width_independent(linears: Sequence[PackedLinear]) -> bool:
+    """Whether linears, all of one shape, are that, or have become so by being `paired`."""
+    if is_width_independent(linears[0]):
+        return True
+    linears[0].paired = True
+    helps = is_width_independent(linears[0])
+    for linear in linears:
+        linear.paired = helps
+    return helps
 
 
 class PackedRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.targets import fused
 from paceline.targets.cache import CacheShape, KVCache
-from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, is_width_independent
+from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
 from paceline.targets.plain_ops import PlainOps
 from paceline.targets.rope import RopeTables
 from paceline.targets.span import Span
@@ -99,10 +100,13 @@ def _why_not(target: TorchTarget) -> str:
     """Why the pass cannot be exact; empty where it can."""
     if target.device.type != "cpu" or target.dtype != torch.float32:
         return f"{str(target.dtype).removeprefix('torch.')} on {target.device.type}: only float32 on the CPU is"
-    shapes = {linear.shape: linear for linear in target.weights.linears if isinstance(linear, PackedLinear)}
+    shapes: dict[tuple[int, ...], list[PackedLinear]] = defaultdict(list)
+    for linear in target.weights.linears:
+        if isinstance(linear, PackedLinear):
+            shapes[linear.shape].append(linear)
     if not shapes:
         return "this torch has no prepacked products for this CPU"
-    if not all(map(is_width_independent, shapes.values())):
+    if not all(map(make_width_independent, shapes.values())):
         return "this CPU's prepacked products depend on the width of the pass"
     from paceline.targets import team  # numba takes half a second to import
 
