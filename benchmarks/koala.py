@@ -102,7 +102,7 @@ def table(args: argparse.Namespace) -> None:
             other = measured(without, heads[without])
             pairs = [(found[seed], other[seed]) for seed in found if seed in other]
             apart = ([a[key] - b[key] for a, b in pairs if key in a] for key in MEASURED)
-            game = (spread([about[key] for about in found.values()], ".3f") for key in OF_THE_GAME)
+            game = (spread([m[key] for m in found.values()], ".3f") for key in OF_THE_GAME)
             gains.append([*_about(kind, pairs), *(spread(values, "+.4f") for values in apart), *game])
     print(f"Simulated acceptance, on text of the model that was held back:\n\n{markdown(lines)}")
     if len(gains) > 1:
