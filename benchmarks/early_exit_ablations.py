@@ -26,21 +26,22 @@ from trained import facts, own_and_passed, train
 
 import paceline
 from paceline.bench.metrics import harmonic_mean
-from paceline.decoding.replay import replay
-from paceline.drafters.base import Drafter
-from paceline.drafters.corpora import tokenizer_of
-from paceline.drafters.costs import DRAFTED, draft_costs
 from paceline.drafters.early_exit.head import ExitHead
+from paceline.drafting.base import Drafter
+from paceline.drafting.corpus.tokenized import tokenizer_of
 from paceline.policies import POLICIES
+from paceline.profiling.replay import replay
+from paceline.profiling.rounds import draft_costs
 from paceline.targets import load_target
+from paceline.targets.costs import DRAFTED
 from paceline.targets.store import sha256
-from paceline.training.acceptance import CHAIN
-from paceline.training.data import OpenText
-from paceline.training.dataset import Dataset
-from paceline.training.early_exit import EarlyExit
-from paceline.training.frozen import FrozenLayers
-from paceline.training.samples import Manifest, shard_name, write_shard
-from paceline.training.self_distill import DistillConfig
+from paceline.training.data.dataset import Dataset
+from paceline.training.data.generate import OpenText
+from paceline.training.data.samples import Manifest, shard_name, write_shard
+from paceline.training.data.self_distill import DistillConfig
+from paceline.training.heads.early_exit import EarlyExit
+from paceline.training.heads.frozen_layers import FrozenLayers
+from paceline.training.heads.simulated_acceptance import CHAIN
 
 BAR = Console(stderr=True)
 BASE, OPEN = "base", "open text only"  # the row that the others differ from by one thing each

@@ -14,10 +14,10 @@ from table import markdown
 
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.targets import load_target
-from paceline.training.dataset import Dataset
-from paceline.training.early_exit import EarlyExit
-from paceline.training.frozen import FrozenLayers
-from paceline.training.prompts import read_prompts
+from paceline.training.data.dataset import Dataset
+from paceline.training.data.prompts import read_prompts
+from paceline.training.heads.early_exit import EarlyExit
+from paceline.training.heads.frozen_layers import FrozenLayers
 
 OTHER = "other"
 

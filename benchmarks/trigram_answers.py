@@ -21,7 +21,7 @@ from rich.progress import track
 import paceline
 from paceline.bench.journal import CONFIG, RUNS, Run
 from paceline.bench.suites import Prompt, load_suite
-from paceline.training.samples import Shard
+from paceline.training.data.samples import Shard
 
 Row = dict[str, Any]
 

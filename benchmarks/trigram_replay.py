@@ -30,10 +30,10 @@ from rich.table import Table
 
 from paceline.api import parse_method
 from paceline.bench.machine import machine
-from paceline.decoding.replay import replay
-from paceline.drafters.corpora import tokenizer_of
-from paceline.drafters.costs import Costs, set_costs
 from paceline.drafters.trigram.build import build
+from paceline.drafting.corpus.tokenized import tokenizer_of
+from paceline.profiling.replay import replay
+from paceline.targets.costs import Costs, set_costs
 from paceline.targets.store import sha256
 
 RESULTS = Path(__file__).parent / "results" / "trigram"

@@ -13,8 +13,8 @@ from scipy.stats import chi2
 from torch import nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
-from paceline.drafters.base import Drafter, Row
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.tree import TokenTree
 from paceline.targets.target import Target
 
 #: p-value under which a distribution counts as wrong: false alarms are as good as impossible, and seeds are fixed.

@@ -15,9 +15,9 @@ from drafters.test_eagle_head import noisy as eagle_head
 from helpers import Oracle, hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline import DRAFTERS, LLM, POLICIES
 from paceline.decoding.request import VERIFIERS
-from paceline.drafters.datastore import build as build_datastore
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import MedusaHead
+from paceline.drafters.rest.datastore import build as build_datastore
 from paceline.errors import OptionError
 from paceline.registry import Spec
 from tiny import byte_tokenizer, small_llama

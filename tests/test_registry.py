@@ -9,13 +9,13 @@ import pytest
 
 from paceline import registry
 from paceline.drafters import DRAFTERS
-from paceline.drafters.base import Drafter
 from paceline.drafters.prompt_lookup import PromptLookup
-from paceline.errors import OptionError, PacelineError
+from paceline.drafting.base import Drafter
+from paceline.errors import OptionError, PacelineError, require
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
-from paceline.registry import Registry, Spec, require, split_method
+from paceline.registry import Registry, Spec, split_method
 
 
 class Options:

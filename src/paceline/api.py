@@ -16,11 +16,11 @@ from paceline.decoding.sampling import SamplingParams
 from paceline.decoding.stats import Stats
 from paceline.decoding.text import TextStream
 from paceline.drafters import DRAFTERS
-from paceline.drafters.base import Drafter
-from paceline.errors import OptionError
+from paceline.drafting.base import Drafter
+from paceline.errors import OptionError, require
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
-from paceline.registry import Spec, require, split_method
+from paceline.registry import Spec, split_method
 from paceline.targets import Target, load_target, make_target
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]

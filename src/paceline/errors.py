@@ -63,3 +63,9 @@ class DataError(PacelineError):
 
 class TrainingError(PacelineError):
     """Training cannot go on: the loss is not a number."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise OptionError(message) unless the condition holds; for options and other arguments."""
+    if not condition:
+        raise OptionError(message)

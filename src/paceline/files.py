@@ -11,8 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from paceline.errors import DiskFull, ModelError
-from paceline.registry import require
+from paceline.errors import DiskFull, ModelError, require
 
 
 def is_full(error: BaseException) -> bool:

@@ -10,7 +10,9 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from paceline import errors
 from paceline.errors import OptionError
+from paceline.moved import warn_moved
 
 
 class Registry:
@@ -108,7 +110,8 @@ def _suggest(name: str, known: list[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(known)}"
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise OptionError(message) unless the condition holds; for checking options in constructors."""
-    if not condition:
-        raise OptionError(message)
+def __getattr__(name: str) -> Any:
+    if name == "require":
+        warn_moved("paceline.registry.require", "paceline.errors.require")
+        return errors.require
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -118,11 +118,11 @@ class TestStopPredictor:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("paceline.training.stop_predictor.fit", stop)
+            patch.setattr("paceline.training.stop_predictor.fit.fit", stop)
             assert run(*command).code == 130
         assert (tmp_path / "p.examples" / "examples-00000.safetensors").exists()
         with monkeypatch.context() as patch:
-            patch.setattr("paceline.training.stop_collect._record", None)
+            patch.setattr("paceline.training.stop_predictor.collect._record", None)
             made = run(*command)
         assert made.code == 0, made.err
         assert not (tmp_path / "p.examples").exists()

@@ -14,10 +14,11 @@ from helpers import Oracle, hf_greedy, perturbed, small_neox
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.decoding.stats import PHASES, Clock, Round, Stats
-from paceline.drafters.base import Row, Step
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.autoregressive import Step
+from paceline.drafting.base import Row
+from paceline.drafting.tree import TokenTree
 from paceline.errors import OptionError
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed

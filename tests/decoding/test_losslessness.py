@@ -21,21 +21,22 @@ from paceline.decoding.request import Request
 from paceline.decoding.sampling import SamplingParams
 from paceline.decoding.verify import Outcome, chain_rejection, sample_match, tree_rejection
 from paceline.drafters import DRAFTERS
-from paceline.drafters.base import AutoregressiveDrafter, Drafter
-from paceline.drafters.datastore import Datastore
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.drafter import EarlyExit
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafters.layer_skip import LayerSkip
+from paceline.drafters.layer_skip.drafter import LayerSkip
 from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
 from paceline.drafters.recycling import Recycling
-from paceline.drafters.rest import Rest
-from paceline.drafters.tree import TokenTree
+from paceline.drafters.rest.datastore import Datastore
+from paceline.drafters.rest.drafter import Rest
+from paceline.drafting.autoregressive import AutoregressiveDrafter
+from paceline.drafting.base import Drafter
+from paceline.drafting.tree import TokenTree
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
 from paceline.targets.target import BlockTarget

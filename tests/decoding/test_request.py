@@ -10,7 +10,7 @@ from transformers.generation import logits_process as hf
 from paceline.decoding.request import Request
 from paceline.decoding.text import TextStream
 from paceline.decoding.verify import Outcome
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.tree import TokenTree
 from paceline.errors import OptionError
 from paceline.policies.fixed import Fixed
 from tiny import byte_tokenizer

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.verify import Outcome, argmax, chain_rejection, draw, sample_match, tree_rejection, walk
-from paceline.drafters.tree import TokenTree
+from paceline.decoding.verify import Outcome, chain_rejection, draw, sample_match, tree_rejection, walk
+from paceline.drafting.tree import TokenTree
+from paceline.targets.logits import argmax
 
 
 def uniforms(*values: float):

@@ -15,16 +15,16 @@ from drafters.test_early_exit import Ragged
 from helpers import hf_greedy, one_thread, small_neox  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
-from paceline.drafters.base import Drafter, Row
-from paceline.drafters.costs import Costs, set_costs
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.eagle.tree import DynamicTree
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.tree import TokenTree
 from paceline.errors import CheckpointError, OptionError, UnsupportedModel
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets import TIERS, make_target
+from paceline.targets.costs import Costs, set_costs
 from paceline.targets.span import Span
 from paceline.targets.target import Target, WholeTarget, as_target
 from tiny import small_llama

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from helpers import one_thread, perturbed, small_neox  # noqa: F401
 from paceline.drafters.eagle.head import EagleHead
-from paceline.drafters.heads import config_name, weights_name
+from paceline.drafting.heads import config_name, weights_name
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel
 from paceline.targets.span import Span
 from paceline.targets.store import sha256

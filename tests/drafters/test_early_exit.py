@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from helpers import hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
-from paceline.drafters.base import Drafter, Row
 from paceline.drafters.early_exit.drafter import EarlyExit
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.merge import Merge
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.suffix import Suffix
-from paceline.drafters.tree import TokenTree, tree_span
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.tree import TokenTree, tree_span
 from paceline.errors import CheckpointMismatch, OptionError, UnsupportedModel
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed

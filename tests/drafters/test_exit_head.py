@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from helpers import one_thread, perturbed, small_neox  # noqa: F401
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafters.heads import config_name, weights_name
+from paceline.drafting.heads import config_name, weights_name
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError
 from paceline.targets.span import Span
 from paceline.targets.target import as_target

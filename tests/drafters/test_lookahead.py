@@ -7,11 +7,11 @@ import torch
 
 import paceline
 from helpers import one_thread  # noqa: F401
-from paceline.drafters.budget import Budget
-from paceline.drafters.costs import Costs, set_costs
 from paceline.drafters.lookahead import Lookahead, Window
+from paceline.drafting.budget import Budget
 from paceline.errors import OptionError
 from paceline.targets import as_target
+from paceline.targets.costs import Costs, set_costs
 from tiny import byte_tokenizer, small_llama
 
 PROMPT = [1, 2, 3, 4] * 6

@@ -17,19 +17,19 @@ from helpers import hf_greedy, one_thread, small_neox  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.decoding.sampling import SamplingParams
-from paceline.drafters.base import Drafter, Row
-from paceline.drafters.costs import Costs, set_costs
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.medusa.head import VOCABULARIES, MedusaHead
 from paceline.drafters.medusa.tree import Choice, likeliest
 from paceline.drafters.merge import Merge
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.suffix import Suffix
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.tree import TokenTree
 from paceline.errors import CheckpointError, OptionError, UnsupportedModel
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets import make_target
+from paceline.targets.costs import Costs, set_costs
 from paceline.targets.span import Span
 from paceline.targets.target import Target, WholeTarget, as_target
 from tiny import small_llama

@@ -10,11 +10,11 @@ import torch
 
 import paceline
 from helpers import one_thread  # noqa: F401
-from paceline.drafters.base import Drafter, Row
 from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.merge import Merge
-from paceline.drafters.tree import TokenTree
-from paceline.drafters.tree_drafter import TreeDrafter
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.tree import TokenTree
+from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import OptionError
 from paceline.policies.fixed import Fixed
 from paceline.targets import as_target

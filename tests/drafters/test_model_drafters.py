@@ -11,10 +11,11 @@ import torch
 from helpers import hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
-from paceline.drafters.base import AutoregressiveDrafter, Drafter, Step
 from paceline.drafters.draft_model import DraftModel, fit_vocabulary
-from paceline.drafters.layer_skip import LayerSkip
-from paceline.drafters.skip_set import KINDS, SkipSet, stored_path
+from paceline.drafters.layer_skip.drafter import LayerSkip
+from paceline.drafters.layer_skip.skip_set import KINDS, SkipSet, stored_path
+from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
+from paceline.drafting.base import Drafter
 from paceline.errors import OptionError, TokenizerMismatch, UnknownModel
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed

@@ -12,11 +12,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import paceline
 from helpers import one_thread  # noqa: F401
-from paceline.drafters.tree import TokenTree
 from paceline.drafters.trigram import drafter as module
 from paceline.drafters.trigram.build import build
 from paceline.drafters.trigram.drafter import Trigram
 from paceline.drafters.trigram.matrix import matrix_folder
+from paceline.drafting.tree import TokenTree
 from paceline.errors import IntegrityError, OptionError, TokenizerMismatch
 from paceline.policies.fixed import Fixed
 from paceline.targets import Target, as_target

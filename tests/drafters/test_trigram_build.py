@@ -17,11 +17,12 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.drafters.trigram import build as module
 from paceline.drafters.trigram.build import automatic, build
-from paceline.drafters.trigram.matrix import PROBABILITIES, Matrix, fingerprint, load_matrix
+from paceline.drafters.trigram.matrix import PROBABILITIES, Matrix, load_matrix
 from paceline.drafters.trigram.runs import Packing, Runs
 from paceline.drafters.trigram.table import SUCCESSORS
 from paceline.errors import CorpusError, DiskFull, ModelError, OptionError
-from paceline.training.samples import Manifest, Sample, write_shard
+from paceline.targets.tokenizers import fingerprint
+from paceline.training.data.samples import Manifest, Sample, write_shard
 
 Ngrams = dict[tuple[int, ...], dict[int, float]]  # context -> successor -> probability
 

@@ -10,7 +10,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from paceline.drafters.corpora import tokenizer_of
 from paceline.drafters.trigram.build import build
 from paceline.drafters.trigram.drafter import SHIPPED
 from paceline.drafters.trigram.matrix import (
@@ -20,14 +19,15 @@ from paceline.drafters.trigram.matrix import (
     PROBABILITIES,
     dtypes,
     encode,
-    fingerprint,
     load_matrix,
     matrix_folder,
     no_matrix,
 )
 from paceline.drafters.trigram.mixture import WIDTH, Ngrams, Rule, successors
 from paceline.drafters.trigram.overlay import empty_counts
+from paceline.drafting.corpus.tokenized import tokenizer_of
 from paceline.errors import IntegrityError, TokenizerMismatch
+from paceline.targets.tokenizers import fingerprint
 from tiny import byte_tokenizer
 
 

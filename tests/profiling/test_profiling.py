@@ -10,23 +10,14 @@ import pytest
 import torch
 
 from helpers import one_thread  # noqa: F401
-from paceline.drafters.base import Drafter, Row
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.tree import TokenTree
 from paceline.errors import ContextOverflow, OptionError
-from paceline.profiling import (
-    PassCost,
-    Profile,
-    Roofline,
-    measure,
-    measure_roofline,
-    pass_cost,
-    roofline,
-    stored_passes,
-    time_passes,
-)
+from paceline.profiling import PassCost, Profile, Roofline, measure, measure_roofline, pass_cost, roofline, time_passes
 from paceline.profiling.timing import compare_passes
 from paceline.targets import Target, make_target
+from paceline.targets.costs import stored_passes
 from tiny import small_llama
 
 WIDTHS = (1, 4, 8)

@@ -14,7 +14,7 @@ from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prompt_lookup import PromptLookup
-from paceline.drafters.tree import TokenTree, tree_span
+from paceline.drafting.tree import TokenTree, tree_span
 from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
 from paceline.targets.cuda_graphs import WIDTHS, GraphTarget, StaticPass

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.drafters.tree import TokenTree, tree_span
+from paceline.drafting.tree import TokenTree, tree_span
 from paceline.targets import exact_ops, load_target
 from paceline.targets.linear import PackedLinear, can_pack, is_width_independent, make_width_independent
 from paceline.targets.span import Span

@@ -11,7 +11,7 @@ import transformers as hf
 from torch import Tensor
 
 from helpers import one_thread  # noqa: F401
-from paceline.drafters.tree import TokenTree, tree_span
+from paceline.drafting.tree import TokenTree, tree_span
 from paceline.targets.families import run_sublayers
 from paceline.targets.span import Span
 from paceline.targets.target import BlockTarget, Target, WholeTarget, as_target

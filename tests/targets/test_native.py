@@ -14,7 +14,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from paceline.drafters.tree import tree_span
+from paceline.drafting.tree import tree_span
 from paceline.errors import NativeUnavailable, OptionError, UnsupportedModel
 from paceline.targets import sources
 from paceline.targets.native import NativeTarget, available, build

@@ -18,14 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import (
-    DiskFull,
-    DownloadError,
-    IntegrityError,
-    ModelError,
-    UnknownModel,
-    UnsupportedModel,
-)
+from paceline.errors import DiskFull, DownloadError, IntegrityError, ModelError, UnknownModel, UnsupportedModel
 from paceline.targets import download, sources, store
 from paceline.targets.sources import NAMED, NamedModel, load_model, resolve
 from tiny_gguf import HEADS, HIDDEN, load_in_child, write_gguf

@@ -10,7 +10,7 @@ import transformers as hf
 from helpers import one_thread  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
-from paceline.drafters.layer_skip import LayerSkip
+from paceline.drafters.layer_skip.drafter import LayerSkip
 from paceline.drafters.none import NoDrafter
 from paceline.errors import ContextOverflow, UnsupportedModel
 from paceline.policies.fixed import Fixed

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.tree import TokenTree, tree_span
+from paceline.drafting.tree import TokenTree, tree_span
 from paceline.errors import ModelError, UnsupportedModel
 from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.api import load
-from paceline.training.data import make_data
-from paceline.training.self_distill import DistillConfig
+from paceline.training.data.generate import make_data
+from paceline.training.data.self_distill import DistillConfig
 
 
 @pytest.fixture(scope="session")

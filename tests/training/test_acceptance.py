@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.training.acceptance import CHAIN, chain_counts, draft_counts, figures, tally
-from paceline.training.samples import UNKNOWN
+from paceline.training.data.samples import UNKNOWN
+from paceline.training.heads.simulated_acceptance import CHAIN, chain_counts, draft_counts, figures, tally
 
 
 @given(st.lists(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=9, max_size=9), min_size=1, max_size=3))

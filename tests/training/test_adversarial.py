@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from helpers import one_thread  # noqa: F401
 from paceline.errors import OptionError
-from paceline.training.adversarial import LONG, Adversarial, AdversarialOptions, Discriminator
-from paceline.training.assemble import How
-from paceline.training.assemble_heads import medusa
-from paceline.training.medusa import MedusaOptions
+from paceline.training.heads.adversarial import LONG, Adversarial, AdversarialOptions, Discriminator
+from paceline.training.heads.medusa import MedusaOptions
+from paceline.training.heads.prepare import How
+from paceline.training.heads.prepare_feature_heads import medusa
 from paceline.training.trainer import TrainConfig, Trainer
 
 CPU = torch.device("cpu")
@@ -29,14 +29,14 @@ def game(model: Path, data: Path, config: TrainConfig, **options: object) -> Adv
 
 
 def play(task: Adversarial, data: Path, config: TrainConfig, out: Path) -> dict[str, float]:
-    from paceline.training.dataset import Dataset
+    from paceline.training.data.dataset import Dataset
 
     return Trainer(task, Dataset(data), config, out, Accelerator(cpu=True)).run()
 
 
 @pytest.mark.parametrize("form", ["full", "low-cost"])
 def test_losses_are_those_of_the_paper(form: str, tiny_model_dir: Path, tiny_data: Path) -> None:
-    from paceline.training.dataset import Dataset
+    from paceline.training.data.dataset import Dataset
 
     task = game(tiny_model_dir, tiny_data, TrainConfig(), form=form, layers=2)
     batch = Dataset(tiny_data).batch([3, 9])

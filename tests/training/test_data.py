@@ -16,12 +16,12 @@ from helpers import one_thread  # noqa: F401
 from paceline.api import LLM, load
 from paceline.decoding.request import Request
 from paceline.errors import DataError, DiskFull, OptionError
-from paceline.training import data as module
-from paceline.training import samples as storage
-from paceline.training.data import Progress, make_data
-from paceline.training.prompts import Conversation
-from paceline.training.samples import GENERATED, MANIFEST, OPEN, PROMPT, UNKNOWN, Shard, shard_name
-from paceline.training.self_distill import DistillConfig, Draft, SelfDistillation
+from paceline.training.data import generate as module
+from paceline.training.data import samples as storage
+from paceline.training.data.generate import Progress, make_data
+from paceline.training.data.prompts import Conversation
+from paceline.training.data.samples import GENERATED, MANIFEST, OPEN, PROMPT, UNKNOWN, Shard, shard_name
+from paceline.training.data.self_distill import DistillConfig, Draft, SelfDistillation
 
 TINY = {"max_new_tokens": 8, "greedy_tokens": 2, "temperature": 1.0, "top": 3, "group": 2, "max_length": 200}
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from helpers import one_thread  # noqa: F401
 from paceline.errors import DataError
-from paceline.training.dataset import IGNORE, Dataset
-from paceline.training.samples import GENERATED, PROMPT, UNKNOWN, Shard
+from paceline.training.data.dataset import IGNORE, Dataset
+from paceline.training.data.samples import GENERATED, PROMPT, UNKNOWN, Shard
 
 
 def test_batches_hold_every_sample_once(tiny_data: Path) -> None:

@@ -19,10 +19,10 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import CheckpointError, DataError, OptionError, TrainingError
 from paceline.targets.span import Span
 from paceline.targets.target import as_target
-from paceline.training import frozen
-from paceline.training.assemble import Assembled, How, early_exit
-from paceline.training.dataset import Dataset, frequent_tokens
-from paceline.training.early_exit import ExitConfig
+from paceline.training.data.dataset import Dataset, frequent_tokens
+from paceline.training.heads import frozen_layers as frozen
+from paceline.training.heads.early_exit import ExitConfig
+from paceline.training.heads.prepare import Assembled, How, early_exit
 from paceline.training.trainer import Report, TrainConfig, Trainer
 
 CPU = torch.device("cpu")

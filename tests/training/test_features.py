@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers import one_thread  # noqa: F401
-from paceline.drafters.probe import probe_features
 from paceline.errors import DataError, DiskFull, OptionError
+from paceline.targets.identity import probe_features
 from paceline.targets.target import as_target
-from paceline.training.dataset import Batch, Dataset
-from paceline.training.features import FeatureStore
-from paceline.training.frozen import FrozenLayers
+from paceline.training.data.dataset import Batch, Dataset
+from paceline.training.heads.feature_store import FeatureStore
+from paceline.training.heads.frozen_layers import FrozenLayers
 
 
 class Counting(FrozenLayers):

@@ -19,15 +19,15 @@ from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.errors import CheckpointMismatch, DataError, OptionError
 from paceline.targets.target import as_target
-from paceline.training.adversarial import AdversarialOptions
-from paceline.training.assemble import Assembled, How
-from paceline.training.assemble_heads import eagle, medusa
-from paceline.training.dataset import IGNORE
-from paceline.training.eagle import EagleOptions
-from paceline.training.heads import ahead
-from paceline.training.medusa import RANKS, MedusaOptions
-from paceline.training.rollout import rollout
-from paceline.training.samples import UNKNOWN
+from paceline.training.data.dataset import IGNORE
+from paceline.training.data.samples import UNKNOWN
+from paceline.training.heads.adversarial import AdversarialOptions
+from paceline.training.heads.eagle import EagleOptions
+from paceline.training.heads.head_task import ahead
+from paceline.training.heads.medusa import RANKS, MedusaOptions
+from paceline.training.heads.prepare import Assembled, How
+from paceline.training.heads.prepare_feature_heads import eagle, medusa
+from paceline.training.heads.rollout import rollout
 from paceline.training.trainer import Report, TrainConfig, Trainer
 from tiny import small_llama
 

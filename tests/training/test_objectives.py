@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from paceline.training.dataset import IGNORE
+from paceline.training.data.dataset import IGNORE
+from paceline.training.data.samples import UNKNOWN
 from paceline.training.objectives import soft_cross_entropy, soft_labels, whole_cross_entropy
-from paceline.training.samples import UNKNOWN
 
 LABELS = torch.tensor([3, 1, 2])
 TOP = torch.tensor([[3, 0], [4, 1], [UNKNOWN, UNKNOWN]])

@@ -13,7 +13,7 @@ from helpers import one_thread  # noqa: F401
 from paceline.api import Output
 from paceline.decoding.stats import Stats
 from paceline.errors import DataError, OptionError
-from paceline.training.own_prompts import _ended, own_prompts, user_place
+from paceline.training.data.own_prompts import _ended, own_prompts, user_place
 from tiny import byte_tokenizer, small_llama
 
 

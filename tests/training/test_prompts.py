@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import CorpusError
-from paceline.training.prompts import Conversation, read_prompts
+from paceline.training.data.prompts import Conversation, read_prompts
 
 
 def written(path: Path, *rows: object) -> Path:

@@ -15,11 +15,11 @@ from paceline.errors import DataError, OptionError, TrainingError
 from paceline.policies.predictor_file import load, save
 from paceline.policies.predictors import STEPS, TOP, FeaturePredictor, HiddenPredictor
 from paceline.targets.target import BlockTarget
-from paceline.training import stop_collect
-from paceline.training.samples import Manifest
-from paceline.training.stop_collect import Recorder, collect
-from paceline.training.stop_data import Examples
-from paceline.training.stop_predictor import FORMS, Factored, FitConfig, fit
+from paceline.training.data.samples import Manifest
+from paceline.training.stop_predictor import collect as stop_collect
+from paceline.training.stop_predictor.collect import Recorder, collect
+from paceline.training.stop_predictor.examples import Examples
+from paceline.training.stop_predictor.fit import FORMS, Factored, FitConfig, fit
 from tiny import small_llama
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100, 3], [1, 2, 3, 4] * 5, [42, 43], [9], [8, 8, 8, 1]]

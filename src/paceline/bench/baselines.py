@@ -13,8 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from paceline.api import LLM
 from paceline.bench.methods import Generated, Method
 from paceline.decoding.sampling import SamplingParams
-from paceline.errors import PacelineError, UnsupportedModel
-from paceline.registry import require
+from paceline.errors import PacelineError, UnsupportedModel, require
 from paceline.targets.loading import first_line, quiet
 from paceline.targets.sources import load_model
 from paceline.targets.tokenizers import check_same_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.bench.methods import check_method
 from paceline.decoding.sampling import SamplingParams
-from paceline.registry import require
+from paceline.errors import require
 from paceline.targets import TIERS
 
 

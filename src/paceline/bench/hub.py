@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.errors import OptionError
-from paceline.registry import require
+from paceline.errors import OptionError, require
 
 #: Columns that hold the prompt, when none is named: the first of these that is there.
 PROMPT_COLUMNS = (

@@ -14,8 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from paceline.bench.methods import Generated
-from paceline.errors import OptionError
-from paceline.registry import require
+from paceline.errors import OptionError, require
 
 CONFIG, RUNS, RESULTS, DIFFERENCES = "config.json", "runs.jsonl", "results.jsonl", "differences.jsonl"
 

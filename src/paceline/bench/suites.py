@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from paceline.bench.hub import hub_rows
-from paceline.errors import OptionError
-from paceline.registry import require
+from paceline.errors import OptionError, require
 
 OVERALL = "overall"  # the results' row over all tasks
 

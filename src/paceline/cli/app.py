@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import bench, chat, export, generate, layer_skip, methods, profile, rest, train, trigram
+from paceline.cli import bench, chat, export, generate, layer_skip, methods, profile, rest, trigram
+from paceline.cli.train import app as train
 from paceline.errors import PacelineError
 from paceline.version import __version__
 

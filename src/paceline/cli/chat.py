@@ -12,8 +12,7 @@ from typer import Option
 from paceline.cli.console import summary, write
 from paceline.cli.options import Method, Sampling, Source, grouped
 from paceline.cli.prompt import check_text
-from paceline.errors import ContextOverflow, PacelineError
-from paceline.registry import require
+from paceline.errors import ContextOverflow, PacelineError, require
 
 if TYPE_CHECKING:
     from paceline.api import LLM

@@ -12,7 +12,7 @@ from typer import Option
 from paceline.cli.console import print_json
 
 if TYPE_CHECKING:
-    from paceline.drafters.heads import TrainedHead
+    from paceline.drafting.heads import TrainedHead
     from paceline.targets import Target
 
 app = typer.Typer(help="Write what was trained here for other programs.", no_args_is_help=False)
@@ -78,8 +78,8 @@ def medusa(
     as_json: Json = False,
 ) -> None:
     """Medusa heads in vLLM's layout, or in that of FasterDecoding/Medusa."""
+    from paceline.drafters.medusa.formats import write_medusa
     from paceline.drafters.medusa.head import MedusaHead
-    from paceline.integrations.medusa_formats import write_medusa
 
     made, target, folder = _taken(MedusaHead, model, head, k)
     write_medusa(made, target, out, layout, _dtype(dtype))
@@ -97,8 +97,8 @@ def eagle(
     as_json: Json = False,
 ) -> None:
     """An EAGLE head in vLLM's layout, or in that of SafeAILab/EAGLE."""
+    from paceline.drafters.eagle.formats import write_eagle
     from paceline.drafters.eagle.head import EagleHead
-    from paceline.integrations.eagle_formats import write_eagle
 
     made, target, folder = _taken(EagleHead, model, head, k)
     write_eagle(made, target, out, layout, _dtype(dtype))

@@ -16,8 +16,8 @@ from paceline.cli.console import print_json
 from paceline.cli.options import Method, Source, grouped
 
 if TYPE_CHECKING:
-    from paceline.drafters import skip_search
-    from paceline.drafters.skip_set import SkipSet
+    from paceline.drafters.layer_skip.skip_set import SkipSet
+    from paceline.training.layer_skip import search as skip_search
 
 app = typer.Typer(help="Choose the layers that the drafter layer-skip leaves out.", no_args_is_help=False)
 
@@ -44,8 +44,8 @@ def search(
 ) -> None:
     """Search the sublayers to skip by Bayesian optimisation (Draft & Verify), for the most tokens a second."""
     from paceline.bench.suites import load_suite
-    from paceline.drafters import skip_search
-    from paceline.drafters.skip_set import stored_path
+    from paceline.drafters.layer_skip.skip_set import stored_path
+    from paceline.training.layer_skip import search as skip_search
 
     prompts = load_suite(suite, limit=limit)
     llm = source.llm(Method(drafter="none"))

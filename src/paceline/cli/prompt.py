@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paceline.errors import OptionError
-from paceline.registry import require
+from paceline.errors import OptionError, require
 
 
 def read_prompt(argument: str | None, file: str | None) -> str:

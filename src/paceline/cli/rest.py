@@ -34,7 +34,7 @@ def build(
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Sort all suffixes of a corpus in the model's tokens."""
-    from paceline.drafters.datastore import build_for
+    from paceline.drafters.rest.datastore import build_for
 
     built = build_for(model, corpus, out)
     if as_json:

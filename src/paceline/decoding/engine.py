@@ -11,14 +11,14 @@ import torch
 
 from paceline.decoding.request import Request
 from paceline.decoding.stats import Clock, Round
-from paceline.decoding.verify import Outcome, argmax, walk
-from paceline.drafters.base import Drafter
-from paceline.drafters.costs import round_cost
-from paceline.drafters.skip_set import model_key
-from paceline.drafters.tree import TokenTree, tree_span
+from paceline.decoding.verify import Outcome, walk
+from paceline.drafting.base import Drafter
+from paceline.drafting.tree import TokenTree, tree_span
+from paceline.errors import require
 from paceline.policies.base import Setting
-from paceline.registry import require
 from paceline.targets.cache import KVCache
+from paceline.targets.identity import model_key
+from paceline.targets.logits import argmax
 from paceline.targets.target import PassOutput, Target
 
 
@@ -95,6 +95,8 @@ class Engine:
     @property
     def setting(self) -> Setting:
         """What policies may know of where they run."""
+        from paceline.profiling.rounds import round_cost
+
         target, drafter = self.target, self.drafter
         width = target.config.hidden_size if target.has_blocks else None
         cost = partial(round_cost, drafter)

@@ -14,9 +14,9 @@ from paceline.decoding.sampling import NodeProcessors, Noise
 from paceline.decoding.stats import TARGET, Stats
 from paceline.decoding.text import TextStream
 from paceline.decoding.verify import Outcome, chain_rejection, draw, sample_match, tree_rejection, walk
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.tree import TokenTree
+from paceline.errors import require
 from paceline.policies.base import StoppingPolicy
-from paceline.registry import require
 
 VERIFIERS = ("auto", "match", "rejection")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
-from paceline.registry import require
+from paceline.errors import require
 
 #: Processors that look at scores alone run once over all nodes; every other one gets each node's own history.
 HISTORY_FREE = (

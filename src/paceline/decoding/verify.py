@@ -7,13 +7,13 @@ distributed exactly as plain decoding would: that is the whole of paceline's los
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.tree import TokenTree
 
 Uniform = Callable[[], float]  # the next of a stream of independent draws from [0, 1)
 
@@ -34,14 +34,6 @@ def walk(tree: TokenTree, choice: Sequence[int]) -> Outcome:
     while (child := tree.child(path[-1], choice[path[-1]])) is not None:
         path.append(child)
     return Outcome(path, choice[path[-1]])
-
-
-def argmax(logits: Float[Tensor, "*rows vocab"]) -> Any:
-    """Greedy choices: of a row an int, of rows a list. On the CPU by numpy, which takes a tenth of torch's time and
-    waits for no other thread."""
-    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
-        return logits.numpy().argmax(-1).tolist()
-    return logits.argmax(-1).tolist()
 
 
 def draw(p: Float[Tensor, " vocab"], u: float) -> int:

@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafters.base import AutoregressiveDrafter, Row, Step
-from paceline.drafters.skip_set import model_key
-from paceline.drafters.tree import TokenTree
-from paceline.registry import require
+from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
+from paceline.drafting.base import Row
+from paceline.drafting.tree import TokenTree
+from paceline.errors import require
 from paceline.targets.cache import KVCache
+from paceline.targets.identity import model_key
 from paceline.targets.span import Span
 from paceline.targets.target import Target
 from paceline.targets.tokenizers import check_same_tokenizer

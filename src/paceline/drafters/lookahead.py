@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.drafters.base import Drafter, Row
-from paceline.drafters.budget import AUTO, FADING, Budget
-from paceline.drafters.costs import costs_of
-from paceline.drafters.tree import TokenTree
-from paceline.drafters.tree_drafter import reach
-from paceline.registry import require
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.budget import AUTO, FADING, Budget
+from paceline.drafting.tree import TokenTree
+from paceline.drafting.tree_drafter import reach
+from paceline.errors import require
+from paceline.targets.costs import costs_of
 from paceline.targets.target import PassOutput, Target
 
 LIKELY = 0.5  # that the next token of an n-gram is right; only where it starts from: the request shows more

@@ -8,12 +8,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafters.base import Drafter, Row
-from paceline.drafters.budget import best_first
-from paceline.drafters.tree import TokenTree
-from paceline.drafters.tree_drafter import Drafting, TreeDrafter, reach
-from paceline.errors import OptionError
-from paceline.registry import require
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.budget import best_first
+from paceline.drafting.tree import TokenTree
+from paceline.drafting.tree_drafter import Drafting, TreeDrafter, reach
+from paceline.errors import OptionError, require
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.drafters.base import Drafter, Row
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.tree import TokenTree
 
 
 class NoDrafter(Drafter):

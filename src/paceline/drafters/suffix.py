@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.drafters.base import Row
-from paceline.drafters.tree import TokenTree
-from paceline.drafters.tree_drafter import TreeDrafter
-from paceline.registry import require
+from paceline.drafting.base import Row
+from paceline.drafting.tree import TokenTree
+from paceline.drafting.tree_drafter import TreeDrafter
+from paceline.errors import require
 from paceline.targets.target import Target
 
 

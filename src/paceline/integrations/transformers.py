@@ -25,10 +25,9 @@ from transformers.generation.streamers import BaseStreamer
 from paceline.api import LLM, load, parse_method
 from paceline.decoding.request import Request
 from paceline.decoding.stats import Stats
-from paceline.drafters.base import Drafter
-from paceline.errors import OptionError
+from paceline.drafting.base import Drafter
+from paceline.errors import OptionError, require
 from paceline.integrations.padded import BatchRow, Stopping
-from paceline.registry import require
 from paceline.targets import Target
 
 #: What generate hands over besides the ids; paceline keeps a cache of its own and needs no `logits_to_keep`.

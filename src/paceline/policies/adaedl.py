@@ -5,9 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.errors import require
 from paceline.policies.entropy import entropy
 from paceline.policies.threshold import AdaptiveThreshold
-from paceline.registry import require
 
 
 class AdaEDL(AdaptiveThreshold):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.errors import require
 from paceline.policies.thompson import ThompsonSampling
-from paceline.registry import require
 
 LEAST = 1e-2  # of a and b: the printed update can take a below 0, where there is no Beta distribution
 

@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.errors import require
 from paceline.policies.base import Setting
 from paceline.policies.beta_ts import LEAST
 from paceline.policies.online import OnlineLogistic
 from paceline.policies.predictor_file import Trained, find, load, need_hidden
 from paceline.policies.predictors import FeaturePredictor, Predictor
 from paceline.policies.thompson import ThompsonSampling
-from paceline.registry import require
 
 
 class CaliTS(ThompsonSampling):

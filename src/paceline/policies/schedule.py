@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.errors import require
 from paceline.policies.base import StoppingPolicy
-from paceline.registry import require
 
 
 class Schedule(StoppingPolicy):

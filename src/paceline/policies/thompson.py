@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from paceline.errors import require
 from paceline.policies.base import Setting, StoppingPolicy
-from paceline.registry import require
 
 AUTO = "auto"
 

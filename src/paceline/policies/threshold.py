@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.errors import require
 from paceline.policies.base import StoppingPolicy
-from paceline.registry import require
 
 
 class AdaptiveThreshold(StoppingPolicy):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.errors import OptionError
+from paceline.errors import OptionError, require
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.predictor_file import Trained, find, load, need_hidden
-from paceline.registry import require
 
 
 class TrainedStop(StoppingPolicy):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.errors import OptionError
+from paceline.errors import OptionError, require
 from paceline.profiling.profile import Profile
-from paceline.registry import require
 
 FORMATS = (".png", ".svg", ".pdf")
 

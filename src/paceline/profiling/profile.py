@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,12 +14,13 @@ from typing import Any
 
 import torch
 
-from paceline.drafters.base import Drafter
-from paceline.drafters.skip_set import model_key
+from paceline.drafting.base import Drafter
+from paceline.errors import require
 from paceline.profiling.roofline import Roofline, measure_roofline, pass_cost
 from paceline.profiling.timing import WIDTHS, Passes, Timing, compare_drafts, compare_passes
-from paceline.registry import require
 from paceline.targets import Target, store
+from paceline.targets.costs import profile_path
+from paceline.targets.identity import model_key
 from paceline.version import __version__
 
 
@@ -67,7 +67,7 @@ class Profile:
     @property
     def path(self) -> Path:
         """Where `save` puts it: a file for each of the settings that costs depend on."""
-        return _path(self.key, self.device, self.dtype, self.exact, self.tier, self.threads)
+        return profile_path(self.key, self.device, self.dtype, self.exact, self.tier, self.threads)
 
     def save(self) -> Path:
         """Write it, whole or not at all. Raises ModelError when the cache cannot be written."""
@@ -82,23 +82,6 @@ class Profile:
                     os.unlink(file.name)
                     raise
         return self.path
-
-
-def _path(key: str, device: str, dtype: str, exact: bool, tier: str, threads: int) -> Path:
-    settings = key, device, dtype, "exact" if exact else "inexact", tier, str(threads)
-    name = "-".join(re.sub(r"[^\w.-]+", "-", setting).strip("-.") for setting in settings)
-    return store.root() / "profiles" / f"{name}.json"
-
-
-def stored_passes(target: Target) -> dict[int, float] | None:
-    """Median seconds of a pass by width, from the profile that was saved of this target; None when there is none."""
-    dtype = str(target.dtype).removeprefix("torch.")
-    path = _path(model_key(target), str(target.device), dtype, target.exact, target.tier, torch.get_num_threads())
-    try:
-        passes = json.loads(path.read_text(encoding="utf-8"))["passes"]
-        return {int(width): float(timing["median"]) for width, timing in passes.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def measure(

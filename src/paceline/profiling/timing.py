@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from paceline.decoding.engine import Engine
-from paceline.decoding.replay import Replay
 from paceline.decoding.request import Request
-from paceline.drafters.base import Drafter
+from paceline.drafting.base import Drafter
 from paceline.policies.fixed import Fixed
+from paceline.profiling.replay import Replay
 from paceline.targets import Target
 from paceline.targets.span import Span
 

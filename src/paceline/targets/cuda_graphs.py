@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput
-from paceline.targets.torch_tier import TorchTarget
+from paceline.targets.torch_tier import TorchTarget, check_model
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -134,7 +134,7 @@ class LentCache(KVCache):
         return view
 
 
-class Storage(NamedTuple):
+class GraphStorage(NamedTuple):
     store: Tensor
     user: weakref.ref[KVCache]
     passes: dict[tuple[object, ...], StaticPass]  # graphs hold addresses: they live and die with the storage
@@ -148,7 +148,7 @@ class GraphTarget(TorchTarget):
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         super().__init__(model, tokenizer)
-        self._storages: dict[int, Storage] = {}
+        self._storages: dict[int, GraphStorage] = {}
 
     def forward(
         self,
@@ -178,5 +178,12 @@ class GraphTarget(TorchTarget):
 
     def _lend(self, store: Tensor, passes: dict[tuple[object, ...], StaticPass]) -> KVCache:
         cache = LentCache(store, np.zeros(store.shape[2], dtype=np.int64))
-        self._storages[store.untyped_storage().data_ptr()] = Storage(store, weakref.ref(cache), passes)
+        self._storages[store.untyped_storage().data_ptr()] = GraphStorage(store, weakref.ref(cache), passes)
         return cache
+
+
+def make_graph_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> GraphTarget:
+    """The torch tier's target on a GPU; takes the model's weights over. Raises UnsupportedModel as `make_torch_target`
+    does."""
+    check_model(model)
+    return GraphTarget(model, tokenizer)

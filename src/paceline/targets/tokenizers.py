@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 from transformers import PreTrainedTokenizerBase
 
 from paceline.errors import TokenizerMismatch
@@ -26,3 +29,9 @@ def check_same_tokenizer(target: PreTrainedTokenizerBase | None, drafter: PreTra
         )
     if target.encode(PROBE, add_special_tokens=False) != drafter.encode(PROBE, add_special_tokens=False):
         raise TokenizerMismatch("draft-model: its tokenizer has the target's vocabulary but splits text differently")
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 of what makes two tokenizers the same: every token's id, and how a probe text is split."""
+    facts = [sorted(tokenizer.get_vocab().items()), tokenizer.encode(PROBE, add_special_tokens=False)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -121,6 +121,12 @@ def _operations(exact: bool) -> Any:
     return ExactOps
 
 
+def check_model(model: PreTrainedModel) -> None:
+    """Raises UnsupportedModel for what no tier runs, or only the reference tier."""
+    as_target(model)
+    fused.check(model)
+
+
 def make_torch_target(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, exact: bool = True
 ) -> Target:
@@ -132,12 +138,7 @@ def make_torch_target(
     Raises:
         UnsupportedModel: a family, activation or other feature that only the reference tier runs.
     """
-    as_target(model)  # refuses what no tier runs
-    fused.check(model)
-    if model.device.type == "cuda":
-        from paceline.targets.cuda_graphs import GraphTarget
-
-        return GraphTarget(model, tokenizer)
+    check_model(model)
     return TorchTarget(model, tokenizer, exact)
 
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paceline.training.dataset import IGNORE
-from paceline.training.samples import UNKNOWN
+from paceline.training.data.dataset import IGNORE
+from paceline.training.data.samples import UNKNOWN
 
 WHOLE = "whole"  # all that the target says, from its features: of heads that read these
 OBJECTIVES = ("text", "argmax", "distil", WHOLE)

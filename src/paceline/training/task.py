@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paceline.registry import require
-from paceline.training.dataset import Batch
-from paceline.training.features import LIMIT
+from paceline.errors import require
+from paceline.training.data.dataset import Batch
+from paceline.training.heads.feature_store import LIMIT
 from paceline.training.objectives import OBJECTIVES
 
 

@@ -17,10 +17,9 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
-from paceline.errors import TrainingError
-from paceline.registry import require
+from paceline.errors import TrainingError, require
 from paceline.training.checkpoints import Checkpoints
-from paceline.training.dataset import Dataset
+from paceline.training.data.dataset import Dataset
 from paceline.training.task import Player, Task
 
 

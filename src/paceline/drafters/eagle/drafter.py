@@ -10,17 +10,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafters.base import AutoregressiveDrafter, Row, Step
-from paceline.drafters.budget import AUTO, Budget
-from paceline.drafters.costs import costs_of
+from paceline.drafters.eagle.formats import read_eagle
 from paceline.drafters.eagle.forward import Forward
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.eagle.tree import DynamicTree
-from paceline.drafters.heads import with_blocks
-from paceline.drafters.tree import TokenTree, tree_span
-from paceline.drafters.tree_drafter import most_nodes
-from paceline.registry import require
+from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
+from paceline.drafting.base import Row
+from paceline.drafting.budget import AUTO, Budget
+from paceline.drafting.heads import with_blocks
+from paceline.drafting.tree import TokenTree, tree_span
+from paceline.drafting.tree_drafter import most_nodes
+from paceline.errors import require
 from paceline.targets.cache import KVCache
+from paceline.targets.costs import costs_of
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
 
@@ -65,7 +67,7 @@ class Eagle(AutoregressiveDrafter):
         require(tree >= 1, f"eagle: tree must be >= 1, not {tree}")
         require(k is None or k >= 1, f"eagle: a head has k = 1 layer or more, not {k}")
         self.auto, self.most = budget == AUTO, most_nodes(budget, target)
-        made, self.folder = EagleHead.take(head, with_blocks(target, self.source), layers=k)
+        made, self.folder = EagleHead.take(head, with_blocks(target, self.source), read_eagle, layers=k)
         self.tokens = made.tokens
         self.tree = min(tree, target.vocab_size if made.tokens is None else len(made.tokens))
         self.taps = (target.num_layers,)

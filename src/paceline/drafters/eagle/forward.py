@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paceline.drafters.base import Row
 from paceline.drafters.eagle.head import EagleHead
-from paceline.drafters.heads import output_rows
-from paceline.drafters.own_layers import fast_layers, fast_linear
+from paceline.drafting.base import Row
+from paceline.drafting.heads import output_rows
+from paceline.drafting.own_layers import fast_layers, fast_linear
 from paceline.targets.cache import KVCache
 from paceline.targets.linear import linear_module
 from paceline.targets.span import Span

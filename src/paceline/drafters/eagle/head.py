@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from paceline.drafters.heads import HeadConfig, TrainedHead, as_ids, with_blocks
-from paceline.drafters.own_layers import layers_config, make_layers
-from paceline.drafters.probe import probe_features
-from paceline.drafters.skip_set import model_key
-from paceline.registry import require
+from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
+from paceline.drafting.own_layers import layers_config, make_layers
+from paceline.errors import require
 from paceline.targets.families import FAMILIES
+from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target, as_target
 
 #: Modules whose output a layer adds to what passes by.
@@ -58,7 +57,6 @@ class EagleHead(TrainedHead):
     """
 
     kind, title, Config = "eagle", "EAGLE head", EagleConfig
-    public = "paceline.integrations.eagle_formats:read_eagle"
     config: EagleConfig
     embedding: Float[Tensor, "all hidden"] | None
     matrix: Float[Tensor, "vocab hidden"] | None

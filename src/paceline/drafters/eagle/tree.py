@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.tree import TokenTree
 
 
 class Candidate(NamedTuple):

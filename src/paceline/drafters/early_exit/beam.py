@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.tree import TokenTree
 
 
 class Candidate(NamedTuple):

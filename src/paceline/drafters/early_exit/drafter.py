@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafters.base import AutoregressiveDrafter, Row, Step
 from paceline.drafters.early_exit.beam import Beam
 from paceline.drafters.early_exit.exit import Exit
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafters.heads import with_blocks
-from paceline.drafters.tree import TokenTree, tree_span
-from paceline.registry import require
+from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
+from paceline.drafting.base import Row
+from paceline.drafting.heads import with_blocks
+from paceline.drafting.tree import TokenTree, tree_span
+from paceline.errors import require
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paceline.drafters.base import Row
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafters.own_layers import fast_layers, fast_linear
+from paceline.drafting.base import Row
+from paceline.drafting.own_layers import fast_layers, fast_linear
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PREFILL_CHUNK, Target

@@ -11,12 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.drafters.heads import HeadConfig, TrainedHead, as_ids, with_blocks
-from paceline.drafters.own_layers import layers_config, make_layers
-from paceline.drafters.probe import probe
-from paceline.drafters.skip_set import model_key
-from paceline.registry import require
+from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
+from paceline.drafting.own_layers import layers_config, make_layers
+from paceline.errors import require
 from paceline.targets.families import FAMILIES
+from paceline.targets.identity import model_key, probe
 from paceline.targets.target import Target, as_target
 
 MOST_LAYERS = 5

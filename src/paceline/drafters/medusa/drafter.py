@@ -10,16 +10,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafters.base import AutoregressiveDrafter, Row, Step
-from paceline.drafters.budget import AUTO, Budget
-from paceline.drafters.costs import costs_of
-from paceline.drafters.heads import with_blocks
+from paceline.drafters.medusa.formats import read_medusa
 from paceline.drafters.medusa.forward import Forward, Guesses
 from paceline.drafters.medusa.head import RANKS, MedusaHead
 from paceline.drafters.medusa.tree import Choice, Node, likeliest
-from paceline.drafters.tree import TokenTree
-from paceline.drafters.tree_drafter import most_nodes
-from paceline.registry import require
+from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
+from paceline.drafting.base import Row
+from paceline.drafting.budget import AUTO, Budget
+from paceline.drafting.heads import with_blocks
+from paceline.drafting.tree import TokenTree
+from paceline.drafting.tree_drafter import most_nodes
+from paceline.errors import require
+from paceline.targets.costs import costs_of
 from paceline.targets.target import PassOutput, Target
 
 CHAIN, STATIC, DYNAMIC = TREES = ("chain", "static", "dynamic")
@@ -70,7 +72,7 @@ class Medusa(AutoregressiveDrafter):
         super().__init__(target)
         require(tree in TREES, f"medusa: tree is {', '.join(TREES)}, not '{tree}'")
         require(k is None or k >= 1, f"medusa: heads have k = 1 block or more, not {k}")
-        made, self.folder = MedusaHead.take(head, with_blocks(target, self.source), layers=k)
+        made, self.folder = MedusaHead.take(head, with_blocks(target, self.source), read_medusa, layers=k)
         self.auto, self.most = budget == AUTO, most_nodes(budget, target)
         self.tree, self.tokens, self.longest = tree, made.tokens, made.config.heads
         self.ranks = min(RANKS, made.config.vocab)

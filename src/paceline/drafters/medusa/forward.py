@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
-from paceline.drafters.own_layers import fast_linear
+from paceline.drafting.own_layers import fast_linear
 from paceline.targets.target import Target
 
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from paceline.drafters.heads import HeadConfig, TrainedHead, as_ids, output_rows, with_blocks
-from paceline.drafters.probe import probe_features
-from paceline.drafters.skip_set import model_key
-from paceline.registry import require
+from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, output_rows, with_blocks
+from paceline.errors import require
+from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target, as_target
 
 OWN, SHARED, OF_TARGET = VOCABULARIES = ("own", "shared", "target")
@@ -62,7 +61,6 @@ class MedusaHead(TrainedHead):
     """
 
     kind, title, Config = "medusa", "Medusa head", MedusaConfig
-    public = "paceline.integrations.medusa_formats:read_medusa"
     config: MedusaConfig
 
     def __init__(

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from paceline.drafters.corpora import PROVENANCE, Corpus, Source, tokenizer_of, workplace
-from paceline.drafters.trigram.matrix import FILE, FORMAT, ORDERS, dtypes, fingerprint, matrix_folder, token_bits
+from paceline.drafters.trigram.matrix import FILE, FORMAT, ORDERS, dtypes, matrix_folder, token_bits
 from paceline.drafters.trigram.runs import Packing, Runs
 from paceline.drafters.trigram.table import TableWriter, assemble
-from paceline.errors import CorpusError
-from paceline.registry import require
+from paceline.drafting.corpus.tokenized import PROVENANCE, Corpus, Source, tokenizer_of, workplace
+from paceline.errors import CorpusError, require
 from paceline.targets.progress import Stage, bars
+from paceline.targets.tokenizers import fingerprint
 
 BYTES_PER_TOKEN = 100  # of memory while the n-grams of buffered tokens are packed and sorted, or merged
 _BETWEEN = np.array([-1], np.int32)  # texts

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.drafters.base import Row
-from paceline.drafters.tree import TokenTree
-from paceline.drafters.tree_drafter import TreeDrafter
 from paceline.drafters.trigram.matrix import FILE, ORDERS, Matrix, load_matrix, matrix_folder, no_matrix, token_bits
 from paceline.drafters.trigram.mixture import Ngrams, Rule
 from paceline.drafters.trigram.overlay import Overlay
 from paceline.drafters.trigram.search import BY_LEVEL, BY_PATH, BY_VALUE, BY_VISITS, Plan, grow, new_arena
-from paceline.errors import ModelError
-from paceline.registry import require
+from paceline.drafting.base import Row
+from paceline.drafting.tree import TokenTree
+from paceline.drafting.tree_drafter import TreeDrafter
+from paceline.errors import ModelError, require
 from paceline.targets.target import PassOutput, Target
 
 SHIPPED = Path(__file__).parents[2] / "data" / "trigram"  # a folder for each matrix that comes with paceline

@@ -12,8 +12,6 @@ has never seen. A table of order k over a vocabulary of V tokens:
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.errors import IntegrityError, TokenizerMismatch
 from paceline.targets import store
-from paceline.targets.tokenizers import PROBE
+from paceline.targets.tokenizers import fingerprint
 
 FILE = "matrix.safetensors"
 FORMAT = "paceline-ngrams-1"
@@ -81,12 +79,6 @@ def no_matrix(order: int, vocab: int) -> Matrix:
     sizes = {"heads": vocab + 1, "offsets": 1}
     table = Table(*(_frozen(np.zeros(sizes.get(field, 0), kinds[field])) for field in FIELDS))
     return Matrix(order, vocab, (table,) * (order - 1), {})
-
-
-def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of what makes two tokenizers the same: every token's id, and how a probe text is split."""
-    facts = [sorted(tokenizer.get_vocab().items()), tokenizer.encode(PROBE, add_special_tokens=False)]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def matrix_folder(model: str) -> Path:

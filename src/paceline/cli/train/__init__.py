@@ -1,0 +1,1 @@
+"""`paceline train`: makes drafters for a model."""

@@ -1,0 +1,111 @@
+"""`paceline train medusa` and `paceline train eagle`: draft heads on a model's features, adversarially if you like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
+
+from paceline.cli.options import grouped
+from paceline.cli.train.run import Training, run
+from paceline.errors import require
+
+if TYPE_CHECKING:
+    from paceline.training.heads.adversarial import AdversarialOptions
+    from paceline.training.heads.prepare import Assembled, How
+
+
+def _option(*names: str, help: str, **more: Any) -> Any:
+    return Option(*names, help=help, rich_help_panel="Head", **more)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What both kinds have."""
+
+    layers: Annotated[int, _option("--layers", "-K", help="Layers of the head.")] = 1
+    vocab: Annotated[int, _option("--vocab", help="Tokens it can draft, the most frequent ones; 0: all.")] = 7168
+    adversarial: Annotated[
+        float, _option("--adversarial", help="KOALA's lambda, the weight of fooling a discriminator; 0: none.")
+    ] = 0.0
+    discriminator: Annotated[
+        Literal["full", "low-cost"],
+        _option("--discriminator", help="Reads logits, as in the paper, or the expected embedding."),
+    ] = "low-cost"
+    discriminator_layers: Annotated[
+        int | None, _option("--discriminator-layers", help="Of its stack; default as the head has.")
+    ] = None
+    discriminator_lr: Annotated[
+        float, _option("--discriminator-lr", help="Its learning rate, relative to the head's.")
+    ] = 0.1
+    patience: Annotated[
+        int, _option("--patience", help="Measurements at equilibrium, in a row, that end training; 0: never.")
+    ] = 0
+
+    def options(self, training: Training, stored: bool) -> dict[str, Any]:
+        """Fields of `HeadOptions`."""
+        return {"layers": self.layers, **training.task(self.vocab, stored)}
+
+    def game(self) -> AdversarialOptions | None:
+        """Raises OptionError for what is out of range."""
+        from paceline.training.heads.adversarial import AdversarialOptions
+
+        require(0 <= self.adversarial < inf, f"adversarial must be >= 0 and finite, not {self.adversarial}")
+        if not self.adversarial:
+            for name in ("discriminator", "discriminator_layers", "discriminator_lr", "patience"):
+                given = getattr(self, name) != getattr(Head, name)
+                require(not given, f"--{name.replace('_', '-')} is of adversarial learning: give --adversarial, too")
+            return None
+        layers = self.layers if self.discriminator_layers is None else self.discriminator_layers
+        return AdversarialOptions(self.adversarial, self.discriminator, layers, self.discriminator_lr, self.patience)
+
+
+@grouped
+def medusa(
+    training: Training,
+    head: Head,
+    heads: Annotated[int, _option("--heads", help="How many tokens ahead they guess.")] = 4,
+    vocabulary: Annotated[
+        Literal["own", "shared", "target"],
+        _option("--vocabulary", help="Vocabulary layers: each head its own, one for all, or the model's, not trained."),
+    ] = "shared",
+) -> None:
+    """Train the heads of the drafter medusa; runs under `accelerate launch` and `torchrun` too."""
+
+    def assemble(how: How, stored: bool) -> Assembled:
+        from paceline.training.heads.medusa import MedusaOptions
+
+        options = MedusaOptions(heads=heads, vocabulary=vocabulary, **head.options(training, stored))
+        adversarial = head.game()
+        from paceline.training.heads.prepare_feature_heads import medusa
+
+        return medusa(training.model, training.data, options, how, adversarial)
+
+    run(training, assemble)
+
+
+@grouped
+def eagle(
+    training: Training,
+    head: Head,
+    regression: Annotated[float, _option("--regression", help="Weight of the distance to the model's features.")] = 1.0,
+    noise: Annotated[float, _option("--noise", help="To add to the features, relative to their size.")] = 0.1,
+    rollout: Annotated[
+        int, _option("--rollout", help="Drafting steps to learn: 1 on the model's features; above, on its own too.")
+    ] = 1,
+) -> None:
+    """Train the head of the drafter eagle; runs under `accelerate launch` and `torchrun` too."""
+
+    def assemble(how: How, stored: bool) -> Assembled:
+        from paceline.training.heads.eagle import EagleOptions
+
+        common = head.options(training, stored)
+        options = EagleOptions(regression=regression, noise=noise, rollout=rollout, **common)
+        adversarial = head.game()
+        from paceline.training.heads.prepare_feature_heads import eagle
+
+        return eagle(training.model, training.data, options, how, adversarial)
+
+    run(training, assemble)

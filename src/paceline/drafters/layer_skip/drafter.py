@@ -1,0 +1,48 @@
+"""Self-speculative decoding (Draft & Verify, Zhang et al., 2023): the target drafts with some sublayers left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.drafters.layer_skip.skip_set import SkipSet
+from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
+from paceline.drafting.base import Row
+from paceline.drafting.tree import TokenTree
+from paceline.errors import UnsupportedModel
+from paceline.targets.cache import KVCache
+from paceline.targets.span import Span
+from paceline.targets.target import Target
+
+
+class LayerSkip(AutoregressiveDrafter):
+    """Drafts on the target's own KV cache: committed tokens are seen with their exact keys and values, drafted ones
+    with the skipping pass's, in the draft region, which the verification pass then overwrites.
+
+    Args:
+        skip: file with the set of skipped sublayers, as `paceline layer-skip search` writes it; "auto" takes the
+            set found for this model, or else skips evenly.
+    """
+
+    default_policy = "adaedl"
+    source = "layer-skip"
+
+    def __init__(self, target: Target, *, skip: str = "auto") -> None:
+        super().__init__(target)
+        if not target.has_blocks:
+            raise UnsupportedModel(f"layer-skip needs a model whose layers run one by one; {target.name} is not one")
+        self.skip = SkipSet.find(target) if skip == "auto" else SkipSet.load(skip, target)
+        self.hidden_width = target.config.hidden_size
+        self.cache: KVCache
+
+    def start(self, cache: KVCache) -> None:
+        self.cache = cache
+
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
+        ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
+        cache = self.cache.rows(0, len(rows))
+        span = Span(ids, cache.lengths.copy(), offset=depth)
+        hidden = self.target.embed(span)
+        hidden = self.target.layers(hidden, span, cache, 0, self.target.num_layers, self.skip.sublayers)
+        return Step(self.target.head(hidden)[:, 0], hidden[:, 0])

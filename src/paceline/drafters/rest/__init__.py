@@ -1,0 +1,1 @@
+"""REST: drafts from a datastore of other texts."""

@@ -1,0 +1,76 @@
+"""Drafters that propose a chain, one forward a token."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.tree import TokenTree
+from paceline.targets.logits import argmax
+
+
+class Step(NamedTuple):
+    """What a drafter's forward gives."""
+
+    logits: Float[Tensor, "batch tokens"]  # of all tokens of the vocabulary, or of the drafter's `tokens`
+    hidden: Float[Tensor, "batch hidden"] | None = None  # which these came of: the input of its final norm
+
+
+class AutoregressiveDrafter(Drafter):
+    """A drafter that proposes a chain, one forward a token. Subclasses say what a forward is."""
+
+    source = "draft"
+    #: Ids of the only tokens it can propose; None: all.
+    tokens: Int[Tensor, " tokens"] | None = None
+    #: Most tokens it can propose in a round.
+    longest = sys.maxsize
+
+    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
+        """Draft logits behind each tree's last node, with hidden states where there is a `hidden_width` and a row's
+        policy reads them. Rows that stopped drafting are passed too, for shape only."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        trees = [TokenTree.root(row.ids[-1]) for row in rows]
+        active = [row for row in rows if row.room > 0 and row.policy.more(0)]
+        depth = 0
+        while active:
+            step = self.step(rows, trees, depth)
+            active = [row for row in active if self._extend(row, trees[row.slot], step, depth)]
+            depth += 1
+        return trees
+
+    def _extend(self, row: Row, tree: TokenTree, step: Step, depth: int) -> bool:
+        """Append the next token unless the policy stops; True if the row wants yet another."""
+        logits, hidden = step.logits[row.slot], None if step.hidden is None else step.hidden[row.slot]
+        q = self.distribution(row, logits, tree.tokens[1:]) if row.sampling or row.policy.reads_q else None
+        if not self.keeps(row, q, depth, hidden):  # before the draw: it must not depend on the token
+            return False
+        token = self.best(logits) if q is None or row.plain else row.draw(q)
+        tree.add(token, depth, self.source, q if row.sampling else None)
+        return depth + 1 < min(row.room, self.longest) and row.policy.more(depth + 1)
+
+    def best(self, logits: Float[Tensor, " tokens"]) -> int:
+        at: int = argmax(logits)
+        return at if self.tokens is None else int(self.tokens[at])
+
+    def distribution(self, row: Row, logits: Float[Tensor, " tokens"], drafted: list[int]) -> Float[Tensor, " _"]:
+        """What the row's next token is drawn from behind those that are `drafted`. Where none is drawn, and nothing is
+        processed, it is over `tokens` alone: a policy sees the same."""
+        if row.plain:
+            return logits.float().softmax(-1)
+        if self.tokens is not None:
+            every = logits.new_full((self.target.vocab_size,), -torch.inf)
+            logits = every.index_copy_(0, self.tokens, logits)
+        return row.distribution(logits, drafted)
+
+    def keeps(self, row: Row, q: Float[Tensor, " _"] | None, depth: int, hidden: Tensor | None) -> bool:
+        """Whether the row's policy keeps the token at `depth`; not if nothing of `tokens` is allowed there."""
+        return not (q is not None and q[0].isnan()) and row.policy.keep(q, depth, hidden)

@@ -1,0 +1,108 @@
+"""What a drafter is, and what it may know of the requests it drafts for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.drafting.tree import TokenTree
+from paceline.policies.base import StoppingPolicy
+from paceline.targets import store
+from paceline.targets.cache import KVCache
+from paceline.targets.identity import model_key
+from paceline.targets.span import Span
+from paceline.targets.target import PassOutput, Target
+
+
+class Row(Protocol):
+    """A request as a drafter sees it."""
+
+    slot: int  # its row in the target's KV cache, and in the list given to `draft`
+    ids: list[int]  # prompt and output so far; the last is the root of the next tree
+    policy: StoppingPolicy
+    state: Any  # the drafter's own, per request
+    sampling: bool  # False: greedy decoding, where a drafter proposes its argmax
+
+    @property
+    def room(self) -> int:
+        """Most tokens worth drafting now: depth of the tree."""
+        ...
+
+    @property
+    def plain(self) -> bool:
+        """Greedy decoding of raw logits: an argmax is all it takes."""
+        ...
+
+    def distribution(self, logits: Float[Tensor, " vocab"], drafted: list[int]) -> Float[Tensor, " vocab"]:
+        """Draft distribution q from the drafter's logits after `drafted`, under the request's own processors."""
+        ...
+
+    def draw(self, q: Float[Tensor, " vocab"]) -> int:
+        """A token from `q`: its argmax when greedy, else a sample."""
+        ...
+
+
+class Drafter:
+    """Proposes a `TokenTree` a round for every running request.
+
+    Options are keyword-only constructor arguments after the target. Per-request state belongs in `row.state`; per-run
+    buffers are made in `start`. `rows[i].slot == i` always, and the target's KV cache holds `row.ids[:-1]`.
+    """
+
+    #: The policy a user gets who names none.
+    default_policy = "fixed"
+    #: Hidden states the drafter wants of every committed token (see `Target.forward`).
+    taps: tuple[int, ...] = ()
+    #: What it calls itself in the statistics.
+    source = ""
+    #: Width of the hidden states it shows to policies that read them; None: it has none.
+    hidden_width: int | None = None
+    #: Where the trained head lies that it drafts with; None: it has none, or one that was made in Python.
+    folder: Path | None = None
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    @property
+    def predictors(self) -> tuple[Path, ...]:
+        """Folders where stop predictors trained for it may lie: where training puts them, then what comes with it."""
+        trained = store.root() / "stop-predictors" / model_key(self.target) / self.source
+        return (trained,) if self.folder is None else (trained, self.folder)
+
+    def max_nodes(self, depth: int) -> int:
+        """Most nodes a tree may have, root aside, when policies allow `depth`: sizes the KV cache."""
+        return depth
+
+    def start(self, cache: KVCache) -> None:
+        """A run begins over this (target) cache; allocate what needs its batch and capacity."""
+
+    def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
+        """A request joins: its prompt but the last token is in the cache; `hidden` are the prompt's `taps`."""
+
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        """One tree a row, no deeper than `row.room` and no longer than the row's policy wants."""
+        raise NotImplementedError
+
+    def enter(
+        self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
+    ) -> tuple[int, Float[Tensor, "batch width hidden"] | None]:
+        """Where the verification pass over the drafted trees begins: `start` and `hidden` of `Target.forward`.
+
+        A drafter that has run the target's first layers over the trees, into `cache`, lets the pass go on from there.
+        The trees may have nodes of others behind its own.
+        """
+        return 0, None
+
+    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        """A round's outcome: the accepted nodes, root first. `row.ids` already ends with the target's own token.
+
+        Args:
+            out: the target's pass at this tree: logits `[nodes, vocab]`, and the drafter's taps `[nodes, hidden]`.
+        """
+
+    def move(self, source: int, target: int) -> None:
+        """The request in row `source` moves to row `target`."""

@@ -1,0 +1,1 @@
+"""Corpora: their texts, streamed, and what is built of their tokens."""

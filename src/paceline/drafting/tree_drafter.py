@@ -1,0 +1,95 @@
+"""What drafters of deterministic candidates share: the depth a policy wants, and the budget of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.budget import AUTO, Budget
+from paceline.drafting.tree import TokenTree
+from paceline.errors import require
+from paceline.targets.costs import costs_of
+from paceline.targets.target import PassOutput, Target
+
+MOST = {"cpu": 32, "cuda": 64}  # nodes that "auto" chooses among: a wider pass is nearly free on a GPU only
+
+
+@dataclass
+class Drafting:
+    """A request's state: what the drafter remembers of it, and how its budget is chosen."""
+
+    memory: Any
+    budget: Budget | None
+    length: int = 0  # tokens when it was last drafted for
+
+
+class TreeDrafter(Drafter):
+    """A drafter whose candidates have scores (`TokenTree.scores`), of which a budget says how many are verified.
+
+    Subclasses say what they remember of a request, what they propose for it, and what they learn from a round. They
+    draw nothing at random, so that a candidate may be left out whatever it is.
+
+    Args:
+        budget: most nodes of a tree; "auto": as many as pay on this machine, see `drafters.budget`.
+    """
+
+    def __init__(self, target: Target, budget: int | str) -> None:
+        super().__init__(target)
+        self.auto, self.most = budget == AUTO, most_nodes(budget, target)
+
+    def remember(self, row: Row) -> Any:
+        """What there is to remember of a request that joins; its prompt is in `row.ids`."""
+
+    def propose(self, row: Row, memory: Any, depth: int, least: float) -> TokenTree:
+        """At most `self.most` candidates no deeper than `depth`, which is above 0; none is needed whose score is
+        below `least`. The best come first: of two budgets the smaller one's tree is the beginning of the larger's.
+        """
+        raise NotImplementedError
+
+    def learn(self, row: Row, memory: Any, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        """A round's outcome, as for `observe`."""
+
+    def max_nodes(self, depth: int) -> int:
+        return self.most
+
+    def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
+        row.state = Drafting(self.remember(row), Budget(costs_of(self.target)) if self.auto else None)
+
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        return [self._draft(row, row.state, len(rows)) for row in rows]
+
+    def _draft(self, row: Row, state: Drafting, rows: int) -> TokenTree:
+        depth = reach(row)
+        state.length = len(row.ids)
+        if depth == 0:
+            return TokenTree.root(row.ids[-1])
+        if state.budget is None:
+            return self.propose(row, state.memory, depth, 0.0)
+        return state.budget.choose(self.propose(row, state.memory, depth, state.budget.least(rows)), rows)
+
+    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        state: Drafting = row.state
+        if state.budget:
+            state.budget.observe(row.ids[state.length :])
+        self.learn(row, state.memory, tree, path, out)
+
+
+def most_nodes(budget: int | str, target: Target) -> int:
+    """Most nodes of a tree under an option `budget`. Raises OptionError for what is neither "auto" nor above 0."""
+    if budget == AUTO:
+        return MOST.get(target.device.type, MOST["cuda"])
+    require(isinstance(budget, int) and budget >= 1, f"budget must be auto or at least 1, not {budget}")
+    return int(budget)
+
+
+def reach(row: Row) -> int:
+    """How deep a row wants its tree of deterministic tokens to be."""
+    depth = 0
+    while depth < row.room and row.policy.more(depth) and row.policy.keep(None, depth):
+        depth += 1
+    return depth

@@ -1,0 +1,106 @@
+"""How a target pass runs: the tiers, and which of them a model gets."""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from paceline.errors import NativeUnavailable, OptionError, UnsupportedModel
+from paceline.targets.target import Target
+
+#: How a target pass runs, as `module:function` of (model, tokenizer): one block view, the same results.
+TIERS = {
+    "reference": "paceline.targets.target:as_target",  # Hugging Face's modules as they are
+    "torch": "paceline.targets.torch_tier:make_torch_target",  # fused, prepacked, width-independent on CPU
+    "native": "paceline.targets.native:NativeTarget",  # C++ for the Llama family on CPU, built on first use
+}
+#: The torch tier's other forms: where exactness is given up (the native tier would gain nothing by it), and on a GPU.
+INEXACT_TORCH = "paceline.targets.torch_tier:make_inexact_torch_target"
+CUDA_TORCH = "paceline.targets.cuda_graphs:make_graph_target"
+#: What a model loaded by name runs on, unless only the reference tier runs it.
+DEFAULT_TIER = "torch"
+
+log = logging.getLogger("paceline")
+
+
+def make_target(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    tier: str = "reference",
+    exact: bool | None = None,
+) -> Target:
+    """A target of a loaded model. Tiers other than "reference" take the model's weights over: it is of no use after.
+
+    Where the native tier cannot be built, the torch tier takes its place, and a warning says so.
+
+    Args:
+        exact: True insists on `Target.exact`, False takes torch's own attention in the torch tier; None leaves it to
+            the tier, which is exact wherever it can be.
+
+    Raises:
+        OptionError: unknown tier, or one that cannot be exact though it must.
+        UnsupportedModel: the tier or paceline cannot run this model.
+    """
+    check_tier(tier, exact)
+    module, _, function = _made_by(tier, model, exact).partition(":")
+    try:
+        target: Target = getattr(import_module(module), function)(model, tokenizer)
+    except NativeUnavailable as error:
+        log.warning("%s; going on with the torch tier", error)
+        return make_target(model, tokenizer, "torch", exact)
+    if exact and not target.exact:
+        raise _not_exact(tier, target.exactness)
+    return target
+
+
+def _made_by(tier: str, model: PreTrainedModel, exact: bool | None) -> str:
+    if tier == "torch" and model.device.type == "cuda":
+        return CUDA_TORCH
+    return INEXACT_TORCH if tier == "torch" and exact is False else TIERS[tier]
+
+
+def load_target(
+    name: str,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    tier: str | None = None,
+    exact: bool | None = None,
+    **options: Any,
+) -> Target:
+    """A target from a named model, hub id or folder; `options` as for `paceline.targets.sources.load_model`.
+
+    Args:
+        tier: default `DEFAULT_TIER`, or "reference" for models that it does not run.
+        exact: see `make_target`.
+    """
+    from paceline.targets.sources import load_model  # imports transformers' auto classes, which take seconds
+
+    check_tier(tier or DEFAULT_TIER, exact)  # before a model is loaded
+    model, tokenizer = load_model(name, dtype=dtype, device=device, **options)
+    try:
+        return make_target(model, tokenizer, tier or DEFAULT_TIER, exact)
+    except UnsupportedModel as error:
+        if tier is not None:
+            raise
+        if exact:
+            raise UnsupportedModel(f"{error}, which is not exact") from error
+        return make_target(model, tokenizer, exact=exact)
+
+
+def check_tier(tier: str, exact: bool | None = None) -> None:
+    """Raises OptionError when there is no such tier, or when it is never exact and should be."""
+    if tier not in TIERS:
+        raise OptionError(f"unknown tier '{tier}'; there are {', '.join(TIERS)}")
+    if exact and tier == "reference":
+        raise _not_exact(tier, Target.exactness)
+
+
+def _not_exact(tier: str, why: str) -> OptionError:
+    return OptionError(
+        f"the {tier} tier cannot be exact here ({why}): the torch and native tiers are, in float32 on CPU"
+    )

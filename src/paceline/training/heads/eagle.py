@@ -1,0 +1,128 @@
+"""`paceline train eagle`: an EAGLE head (Li et al., 2024) of K layers (KOALA), distilled from the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.drafters.eagle.head import EagleHead
+from paceline.errors import require
+from paceline.training.data.dataset import IGNORE, Batch
+from paceline.training.data.samples import UNKNOWN
+from paceline.training.heads.frozen_layers import Frozen
+from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, Truth, ahead
+from paceline.training.heads.rollout import rollout
+from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, draft_counts, figures, tally
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleOptions(HeadOptions):
+    """Args:
+    regression: weight of the smooth L1 distance to the target's feature, relative to the distillation (EAGLE: 10).
+    noise: to add to the features that the head reads, uniform in +- this share of their root mean square (EAGLE:
+        0.1, of features whose scale is about 1).
+    rollout: drafting steps that are learnt: 1, on the target's features only, as in EAGLE-1; above, also on the
+        head's own, as in EAGLE-3.
+    """
+
+    regression: float = 1.0
+    noise: float = 0.1
+    rollout: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("regression", "noise"):
+            value = getattr(self, name)
+            require(0 <= value < inf, f"{name} must be >= 0 and finite, not {value}")
+        require(1 <= self.rollout <= CHAIN, f"rollout must lie in 1 .. {CHAIN}, not {self.rollout}")
+
+
+class _Step(NamedTuple):
+    """One step of the drafts of a batch, at the positions where the next token is one to learn."""
+
+    rows: Bool[Tensor, "batch tokens"]
+    guessed: Float[Tensor, "n hidden"]
+    logits: Float[Tensor, "n vocab"]
+
+
+class Eagle(FeatureTask):
+    """What belongs to position t of a text, where `batch.labels` and `top_ids` have token t + 1:
+
+    the head reads          the feature at t, token t + 1     features, ids ahead by 1
+    it guesses              the feature at t + 1              features ahead by 1
+    its logits are of       token t + 2                       labels, top_ids ahead by 1
+    in step n (from 0)      for a draft that began from t - n; `count` moves that back to where it began
+    """
+
+    counts = COUNTS
+
+    def __init__(self, head: EagleHead, features: Frozen, options: EagleOptions, matrix: Tensor, seed: int) -> None:
+        super().__init__(head, features, options.objective, matrix)
+        self.options, self.seed = options, seed
+
+    def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
+        features = self.frozen(batch).to(self.head.fc.weight.dtype)
+        read = features + self._noise(batch, features) if learning else features
+        steps = list(self._steps(batch, read, self.options.rollout))
+        weights = [torch.full_like(step.logits[:, 0], 1 / len(steps), dtype=torch.float32) for step in steps]
+        true, losses = ahead(features, 1, 0.0), []
+        for step, weight in zip(steps, weights, strict=True):
+            far = functional.smooth_l1_loss(step.guessed, true[step.rows], reduction="none").mean(-1)
+            said = self._said(batch, step, weight, Truth(true[step.rows]))
+            losses.append(said + self.options.regression * (weight * far).sum())
+        return Drafts(
+            torch.cat([step.logits for step in steps]),
+            torch.cat(weights),
+            torch.cat([ahead(features, -n, 0.0)[step.rows] for n, step in enumerate(steps)]),
+            Truth(torch.cat([true[step.rows] for step in steps])),
+            torch.stack(losses).sum(),
+        )
+
+    def _steps(self, batch: Batch, features: Tensor, count: int) -> Iterator[_Step]:
+        asked = ahead(batch.labels, 1, IGNORE) != IGNORE
+        for n, guessed in enumerate(rollout(self.head, features, batch.ids, count)):
+            rows = asked.clone()
+            rows[:, :n] = False  # where a draft would have begun before the text
+            yield _Step(rows, guessed[rows], self.head.outputs(guessed[rows]))
+
+    def _said(self, batch: Batch, step: _Step, weight: Tensor, truth: Truth) -> Float[Tensor, ""]:
+        """The loss of what a step says of the next token."""
+        labels, top_ids = ahead(batch.labels, 1, IGNORE), ahead(batch.top_ids, 1, UNKNOWN)
+        top_logp = ahead(batch.top_logp, 1, -torch.inf)
+        wanted = labels[step.rows], top_ids[step.rows], top_logp[step.rows]
+        return self.learn(step.logits, weight, wanted, truth)
+
+    def _noise(self, batch: Batch, features: Tensor) -> Tensor:
+        """Drawn by the step and what is in the batch: the same for any number of processes, and after a resumption."""
+        drawn = np.random.default_rng([self.seed, batch.step, *(row.start for row in batch.rows)])
+        uniform = torch.from_numpy(drawn.random(features.shape, np.float32)).to(features)
+        there = torch.arange(features.shape[1]) < torch.tensor([[len(row)] for row in batch.rows])
+        size = features[there.to(features.device)].square().mean().sqrt()
+        return self.options.noise * size * (2 * uniform - 1)
+
+    def count(self, batch: Batch) -> Float[Tensor, " counts"]:
+        features = self.frozen(batch).to(self.head.fc.weight.dtype)
+        labels, top_ids = ahead(batch.labels, 1, IGNORE), ahead(batch.top_ids, 1, UNKNOWN)
+        right, asked = [], []
+        for n, step in enumerate(self._steps(batch, features, CHAIN)):
+            best = self.ids(step.logits.argmax(-1))
+            hits = torch.zeros_like(step.rows)
+            hits[step.rows] = best == labels[step.rows]
+            right.append(ahead(hits, n, False))
+            asked.append(ahead(step.rows, n, False))
+            if n == 0:
+                first, chosen = step, best
+        truth = Truth(ahead(features, 1, 0.0)[first.rows])
+        loss = self._said(batch, first, torch.ones_like(first.logits[:, 0]), truth)
+        return tally(draft_counts(torch.stack(right, -1), torch.stack(asked, -1)), chosen, top_ids[first.rows], loss)
+
+    def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
+        return figures(counts, CHAIN)

@@ -1,0 +1,56 @@
+"""The part of a target that does not learn: its layers, cut out of it or whole, and what comes out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.targets.families import FAMILIES
+from paceline.targets.span import Span
+from paceline.targets.target import Target
+from paceline.training.data.dataset import Batch
+
+#: Hidden states of a batch's tokens, from the target itself or from a store.
+Frozen = Callable[[Batch], Float[Tensor, "batch tokens hidden"]]
+
+
+def cut(model: PreTrainedModel, first: int, last: int = 0) -> PreTrainedModel:
+    """The model with its first and last layers only, in place. Of the others, weights that were mapped from the
+    checkpoint have never been read."""
+    family = FAMILIES[model.config.model_type]
+    decoder, count = getattr(model, family.decoder), model.config.num_hidden_layers
+    layers = [decoder.layers[i] for i in sorted({*range(first), *range(max(0, count - last), count)})]
+    for index, layer in enumerate(layers):
+        getattr(layer, family.attention).layer_idx = index
+    decoder.layers = nn.ModuleList(layers)
+    model.config.num_hidden_layers = len(layers)
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[: len(layers)]  # all alike: other models are refused
+    return model
+
+
+class FrozenLayers:
+    """Hidden states of a target, computed when they are asked for.
+
+    Args:
+        target: the model, or one cut down to its first layers, on any tier.
+        start: N, for those that enter layer N; None: what leaves the final norm, the *features* that the output matrix
+            and the heads of Medusa and EAGLE read.
+    """
+
+    def __init__(self, target: Target, start: int | None = None) -> None:
+        self.target, self.start = target, start
+        self.name = "features" if start is None else f"layer-{start}"
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Float[Tensor, "batch tokens hidden"]:
+        target, ids = self.target, batch.ids.to(self.target.device)
+        span, cache = Span(ids, np.zeros(len(ids), dtype=np.int64)), target.new_cache(*ids.shape)
+        stop = target.num_layers if self.start is None else self.start
+        hidden = target.layers(target.embed(span), span, cache, 0, stop)
+        return target.features(hidden) if self.start is None else hidden

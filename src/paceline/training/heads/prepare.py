@@ -1,0 +1,112 @@
+"""From a model's name and a folder of data to what the trainer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.errors import UnsupportedModel, require
+from paceline.targets import DEFAULT_TIER, make_target
+from paceline.targets.sources import load_as_stored
+from paceline.targets.target import Target, as_target
+from paceline.targets.tokenizers import fingerprint
+from paceline.training.data.dataset import Dataset, frequent_tokens
+from paceline.training.heads.early_exit import EarlyExit, ExitConfig
+from paceline.training.heads.feature_store import FeatureStore
+from paceline.training.heads.frozen_layers import Frozen, FrozenLayers, cut
+from paceline.training.heads.initial_weights import fit_output
+from paceline.training.trainer import TrainConfig
+
+
+class Assembled(NamedTuple):
+    """A task with its data, and the parameters of the model it is for."""
+
+    task: Any  # a `Task` with a `head`
+    data: Dataset
+    home: Path  # where the drafter is found if it is written there
+    settings: dict[str, Any]  # all that the result depends on, besides the trainer's configuration
+    loaded: int  # of the frozen layers, with their embedding, and of the head
+    total: int  # of the whole target
+
+
+class How(NamedTuple):
+    """How a head is trained, whatever its kind.
+
+    Attributes:
+        tier: which computes the frozen layers.
+        at_home: told where the head would be found, before anything takes long.
+        told: of tokens whose states have been stored, of how many.
+    """
+
+    training: TrainConfig
+    device: torch.device
+    tier: str | None = None
+    at_home: Callable[[Path], None] = lambda home: None
+    told: Callable[[int, int], None] = lambda done, of: None
+
+
+def early_exit(name: str, folders: Sequence[Path], config: ExitConfig, how: How) -> Assembled:
+    """An exit head to train for the model called `name`, on the data of `folders`.
+
+    Raises:
+        ModelError, UnsupportedModel: the model cannot be found, or its layers do not run one by one.
+        DataError: the data is missing, damaged, or another tokenizer's.
+        OptionError: a number out of the model's range.
+    """
+    model, tokenizer = load_as_stored(name)
+    data = Dataset(*folders, max_length=config.max_length, tokenizer=fingerprint(tokenizer))
+    total, count = parameters(model), model.config.num_hidden_layers
+    require(1 <= config.layers < count, f"layers must lie in 1 .. {count - 1}, not {config.layers}")
+    follow = config.start == "fitted" and config.layers + config.exit_layers <= count
+    model = cut(model, config.layers + (config.exit_layers if follow else 0), max(1, config.exit_layers))
+    dtype = torch.float32 if how.device.type == "cpu" else model.dtype
+    model = model.float()  # for a fingerprint that does not depend on how training computes
+    target = as_target(model)
+    head = ExitHead.from_target(
+        model,
+        config.layers,
+        exit_layers=config.exit_layers,
+        tokens=frequent_tokens(data.frequencies(target.vocab_size), config.vocab, target.eos),
+        rank=config.rank,
+        copied=config.layers if follow else None,
+    )
+    home = head.stored_path(target)
+    how.at_home(home)
+    head.to(how.device)
+    matrix = model.get_output_embeddings().weight.detach().to(how.device, copy=True)
+    model = nn.Module.to(cut(model, config.layers), how.device, dtype)
+    loaded = parameters(model) + head.parameter_counts()["total"]
+    frozen: Frozen
+    frozen = first = FrozenLayers(fast(model, tokenizer, how.tier), config.layers)
+    if config.stored:
+        frozen = FeatureStore(first, data, head.fingerprint, config.store_limit, how.told)
+    if config.start == "fitted":
+        fit_output(head, matrix, frozen, data, data.split(how.training.held_back)[0])
+    settings = {"model": head.config.target, "data": data.digest, **facts(config)}
+    return Assembled(EarlyExit(head, frozen, config.objective), data, home, settings, loaded, total)
+
+
+def facts(config: Any) -> dict[str, Any]:
+    """What a configuration says of the result."""
+    return {name: value for name, value in asdict(config).items() if name != "store_limit"}
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def fast(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tier: str | None) -> Target:
+    """On the tier asked for, or the fastest that runs the model. Nothing here needs exactness."""
+    try:
+        return make_target(model, tokenizer, tier or DEFAULT_TIER, exact=False)
+    except UnsupportedModel:
+        if tier is not None:
+            raise
+        return make_target(model, tokenizer)

@@ -1,0 +1,1 @@
+"""The search for the sublayers that a layer-skipping draft leaves out."""

@@ -1,0 +1,1 @@
+"""Training the predictors that stopping policies ask."""

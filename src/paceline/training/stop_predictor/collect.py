@@ -1,0 +1,157 @@
+"""Has a drafter draft and a target judge, and notes what a stopping policy could have seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.api import LLM
+from paceline.decoding.request import Request
+from paceline.drafting.base import Drafter
+from paceline.errors import DataError, require
+from paceline.policies.base import StoppingPolicy
+from paceline.policies.predictors import signals
+from paceline.registry import Spec
+from paceline.targets.identity import model_key
+from paceline.targets.store import sha256
+from paceline.training.data.samples import Manifest
+from paceline.training.stop_predictor.examples import Example, Examples
+
+GROUP = 32  # prompts a shard: the work that a kill may cost
+
+
+class Recorder(StoppingPolicy):
+    """Drafts `k` tokens and notes each, with the verdict on it."""
+
+    reads_q = True
+
+    def __init__(self, *, k: int, hidden: bool) -> None:
+        self.limit, self.reads_hidden = k, hidden
+        self.examples: list[Example] = []
+        self._round: list[tuple[Tensor, int, Tensor | None]] = []
+        self._verified: Tensor | None = None
+
+    def begin_round(self, hidden: Float[Tensor, " width"]) -> None:
+        self._verified = hidden.bfloat16().cpu()
+
+    def more(self, depth: int) -> bool:
+        if depth == 0:
+            self._round.clear()
+        return super().more(depth)
+
+    def keep(self, q: Tensor | None, depth: int, hidden: Tensor | None = None) -> bool:
+        self._round.append((signals(q), depth, None if hidden is None else hidden.bfloat16().cpu()))
+        return True
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        if self.reads_hidden and self._verified is None:
+            return  # a prompt of one token: the target has shown nothing yet
+        for shown, depth, hidden in self._round[: min(accepted + 1, drafted)]:
+            self.examples.append((shown, depth, depth < accepted, self._verified, hidden))
+
+
+def collect(
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    *,
+    k: int = 10,
+    max_new_tokens: int = 128,
+    temperatures: Sequence[float] = (0.0,),
+    batch: int = 1,
+    seed: int = 0,
+    folder: Path | None = None,
+    method: str = "",
+    progress: Callable[[int, int], None] = lambda done, examples: None,
+) -> Examples:
+    """Continue prompts with the drafter of `llm`, `k` tokens a round, and note what was drafted.
+
+    Args:
+        temperatures: the prompts take turns in them.
+        folder: keeps the examples, shard by shard: a run that was stopped goes on there, and one that is complete is
+            only read. None: nothing is kept.
+        method: the drafter as the user wrote it, with its options; examples of another do not go into the same folder.
+        progress: told of prompts done and examples made.
+
+    Raises:
+        DataError: nothing was drafted, or `folder` holds what was made otherwise.
+        DiskFull: what was written so far stays.
+    """
+    require(k >= 1, f"k must be >= 1, not {k}")
+    target, drafter = llm.target, llm.drafter
+    how = {"k": k, "max_new_tokens": max_new_tokens, "temperatures": list(temperatures), "seed": seed}
+    facts = {"target": model_key(target), "drafter": drafter.source, "prompts": len(prompts), **how}
+    manifest = Manifest(folder) if folder else None
+    if manifest:
+        asked = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
+        manifest.open({**facts, "drafter": method or drafter.source, "head": _head(drafter), "prompts": asked})
+    hidden = drafter.hidden_width is not None and target.has_blocks
+    recording = LLM(target, drafter, Spec("record", Recorder, {"k": k, "hidden": hidden}), llm.verifier)
+    parts: list[Examples] = []
+    done = noted = 0
+
+    def told(examples: int, prompts: int = 1) -> None:
+        nonlocal done, noted
+        done, noted = done + prompts, noted + examples
+        progress(done, noted)
+
+    for first in range(0, len(prompts), GROUP):
+        group = range(first, min(first + GROUP, len(prompts)))
+        name = f"examples-{first // GROUP:05}.safetensors"
+        part = _kept(folder / name) if folder else None
+        if part:
+            told(len(part), len(group))
+        elif rows := _record(recording, {index: prompts[index] for index in group}, facts, batch, told):
+            part = Examples.of(rows, facts)
+            if folder and manifest:
+                part.save(folder / name)
+                manifest.add(name, {"prompts": len(group), "examples": len(part)})
+        parts += [part] if part else []
+    if not parts:
+        raise DataError(f"{drafter.source} drafted nothing for these prompts: there is nothing to learn from")
+    return Examples.joined(parts)
+
+
+def _head(drafter: Drafter) -> str | None:
+    """Which head it drafts with: `auto` may find another one next time."""
+    if drafter.folder is None:
+        return None
+    path = drafter.folder / f"{drafter.source}.json"
+    return sha256(path) if path.exists() else str(drafter.folder)
+
+
+def _record(
+    recording: LLM, prompts: dict[int, list[int]], how: dict[str, Any], batch: int, told: Callable[[int], None]
+) -> list[tuple[Example, int]]:
+    """The examples of prompts by index. What a prompt gives depends on its index, not on what stands beside it."""
+    temperatures, seed = how["temperatures"], how["seed"]
+    requests = {
+        index: recording.requests(
+            [ids],
+            max_new_tokens=how["max_new_tokens"],
+            temperature=temperatures[index % len(temperatures)],
+            seed=seed + index,
+        )[0]
+        for index, ids in prompts.items()
+    }
+    for request in recording.engine.run(list(requests.values()), batch):
+        if request.finish_reason:
+            told(len(_noted(request)))
+    return [(example, index) for index, request in requests.items() for example in _noted(request)]
+
+
+def _noted(request: Request) -> list[Example]:
+    return cast(Recorder, request.policy).examples
+
+
+def _kept(path: Path) -> Examples | None:
+    """A shard that is there; none where it is absent, or damaged so that it must be made again."""
+    try:
+        return Examples.load(path)
+    except DataError:
+        return None

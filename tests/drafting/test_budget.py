@@ -1,0 +1,181 @@
+"""The automatic budget: what it chooses under given costs, what it learns, and what that comes to over a whole text."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import one_thread  # noqa: F401
+from paceline.drafters.prompt_lookup import PromptLookup
+from paceline.drafting.budget import Budget, best_first
+from paceline.drafting.tree import TokenTree
+from paceline.errors import OptionError
+from paceline.profiling import measure
+from paceline.targets import as_target
+from paceline.targets.costs import Costs, _measure, costs_of, set_costs
+from tiny import small_llama
+
+CPU = Costs({1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4, 16: 4.0})
+GPU = Costs({1: 1.0, 64: 1.1})
+
+
+def test_costs() -> None:
+    costs = Costs({1: 1.0, 2: 3.0, 4: 2.0, 8: 6.0})  # 2 cannot really cost more than 4
+    assert [costs(width) for width in (1, 2, 3, 4, 6, 8, 10)] == pytest.approx([1, 2, 2, 2, 4, 6, 8])
+    assert costs.slope == 0
+    with pytest.raises(OptionError):
+        Costs({1: 1.0})
+
+
+@pytest.mark.parametrize("context", [8, 20, 256])
+def test_costs_are_measured(context: int) -> None:
+    passes = _measure(as_target(small_llama(max_position_embeddings=context)))
+    assert list(passes) == [width for width in (1, 2, 4, 8, 16, 32) if width <= max(context // 2, context - 64)]
+    assert all(0 < seconds < 10 for seconds in passes.values())
+
+
+def test_costs_are_measured_once() -> None:
+    target = as_target(small_llama())
+    costs = costs_of(target)
+    assert costs_of(target) is costs
+    set_costs(target, CPU)
+    assert costs_of(target) is CPU
+
+
+def test_costs_of_a_stored_profile(cache_dir: Path) -> None:
+    target = as_target(small_llama())
+    [profile] = measure([target], "tiny", context=4, repeats=1, widths=(1, 2, 3))
+    profile.save()
+    assert costs_of(target)(2) == min(profile.passes[2].median, profile.passes[3].median)
+
+
+@st.composite
+def scored_trees(draw: st.DrawFn) -> TokenTree:
+    tree = TokenTree.root(0)
+    for node in range(draw(st.integers(0, 12))):
+        parent = draw(st.integers(0, node))
+        tree.add(node, parent, "x", score=(tree.scores[parent] or 1.0) * draw(st.floats(0.01, 1)))
+    return tree
+
+
+@given(scored_trees())
+def test_best_first(tree: TokenTree) -> None:
+    probabilities = [score or 0.0 for score in tree.scores]
+    found = list(best_first(tree, probabilities))
+    assert sorted(node for node, _ in found) == list(range(1, len(tree)))
+    assert [p for _, p in found] == sorted(probabilities[1:], reverse=True)
+    at = {node: place for place, (node, _) in enumerate(found)} | {0: -1}
+    assert all(at[tree.parents[node]] < at[node] for node in range(1, len(tree)))
+
+
+@given(scored_trees(), st.sampled_from([CPU, GPU]), st.sampled_from([1, 2, 8]), st.sampled_from([0, 3]))
+def test_no_other_choice_is_worth_more(tree: TokenTree, costs: Costs, rows: int, others: int) -> None:
+    """At the probabilities of the first round, and the rate of plain decoding."""
+    budget, rate = Budget(costs), rows / costs(rows)
+    chosen = budget.choose(tree, rows, others)
+
+    def worth(probabilities: list[float]) -> float:
+        return sum(probabilities) - rate * costs(rows * (1 + others + len(probabilities))) / rows
+
+    probabilities = sorted(budget._probabilities(tree)[1:], reverse=True)
+    best = max(worth(probabilities[:count]) for count in range(len(tree)))
+    assert worth(budget._probabilities(chosen)[1:]) == pytest.approx(best)
+
+
+def candidate(score: float, token: int = 1) -> TokenTree:
+    tree = TokenTree.root(0)
+    tree.add(token, 0, "x", score=score)
+    return tree
+
+
+def test_what_is_never_right_is_dropped_and_comes_back() -> None:
+    """Also while nothing is verified, since the output shows what would have been right."""
+    budget = Budget(CPU)
+    assert budget.choose(candidate(0.6)).drafted == 1
+    for _ in range(30):
+        budget.observe([2])
+        chosen = budget.choose(candidate(0.6))
+    assert chosen.drafted == 0
+    for _ in range(60):
+        budget.observe([1])
+        chosen = budget.choose(candidate(0.6))
+    assert chosen.drafted == 1
+
+
+def test_scores_of_one_size_say_nothing_of_others() -> None:
+    budget = Budget(CPU)
+    for _ in range(20):
+        budget.choose(candidate(0.3))
+        budget.observe([2])
+    assert budget.choose(candidate(0.3)).drafted == 0
+    assert budget.choose(candidate(0.6)).drafted == 1
+
+
+def test_only_what_is_known_is_counted() -> None:
+    """A token behind a wrong one says nothing, nor does one behind the end of what has come."""
+    tree = candidate(0.9, token=5)
+    tree.add(6, 1, "x", score=0.9 * 0.4)
+    tree.add(7, 2, "x", score=0.9 * 0.4 * 0.3)
+    for came, likely, unlikely in (
+        ([5], [1, 0.9], None),
+        ([5, 4], [1, 0.9], [0, 0.4]),
+        ([5, 6, 7], [1, 0.9], [2, 0.7]),
+        ([4, 6, 7], [0, 0.9], None),
+    ):
+        budget = Budget(CPU)
+        budget.choose(tree)
+        budget.observe(came)
+        seen = {("x", 1): likely} | ({("x", 0): unlikely} if unlikely else {})
+        assert budget._seen == {key: pytest.approx(value) for key, value in seen.items()}
+
+
+def test_what_was_seen_fades() -> None:
+    budget = Budget(CPU)
+    for came, expected in ((1, [1, 0.6]), (2, [0.5 ** (1 / 100), 0.6 * 0.5 ** (1 / 100) + 0.6])):
+        budget.choose(candidate(0.6))
+        budget.observe([came])
+        assert budget._seen["x", 1] == pytest.approx(expected)
+
+
+def test_never_drafts_where_width_is_dear() -> None:
+    dear = Costs({1: 1.0, 2: 2.0, 4: 4.0})
+    assert Budget(dear).choose(candidate(0.9)).drafted == 0
+    assert Budget(GPU).choose(candidate(0.05)).drafted == 1
+    assert Budget(GPU).choose(candidate(0.0001)).drafted == 0
+
+
+@pytest.mark.parametrize("right", [0.05, 0.3, 0.5, 0.8, 0.98])
+@pytest.mark.parametrize("costs", [CPU, GPU], ids=["cpu", "gpu"])
+def test_as_fast_as_the_best_fixed_budget(right: float, costs: Costs) -> None:
+    """Chains whose tokens are right with a probability that the drafter's scores do not know."""
+    rng = random.Random(0)
+    lengths = [next(n for n in range(99) if n == 16 or rng.random() >= right) for _ in range(400)]
+
+    def chain() -> TokenTree:
+        tree, score = TokenTree.root(0), 1.0
+        for node in range(16):
+            tree.add(1, node, "x", score=(score := score * 0.6))
+        return tree
+
+    budget, tokens, seconds = Budget(costs), 0, 0.0
+    for length in lengths:
+        drafted = budget.choose(chain()).drafted
+        accepted = min(drafted, length)
+        budget.observe([1] * accepted + [2 if length == accepted else 1])
+        tokens, seconds = tokens + accepted + 1, seconds + costs(drafted + 1)
+    best = max(
+        sum(min(fixed, length) + 1 for length in lengths) / len(lengths) / costs(fixed + 1) for fixed in range(17)
+    )
+    assert tokens / seconds > 0.97 * best
+
+
+@pytest.mark.parametrize("budget", ["many", 0, -1])
+def test_bad_budget(budget: int | str) -> None:
+    with pytest.raises(OptionError, match="budget must be auto"):
+        PromptLookup(SimpleNamespace(device=torch.device("cpu")), budget=budget)

@@ -1,0 +1,81 @@
+"""What one more drafted token costs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from helpers import one_thread  # noqa: F401
+from paceline.api import LLM
+from paceline.drafters.layer_skip.drafter import LayerSkip
+from paceline.drafters.medusa.drafter import Medusa
+from paceline.drafters.medusa.head import MedusaHead
+from paceline.drafters.prompt_lookup import PromptLookup
+from paceline.policies import POLICIES
+from paceline.profiling.rounds import draft_costs, round_cost
+from paceline.targets.costs import Costs, set_costs
+from paceline.targets.span import Span
+from paceline.targets.target import BlockTarget, PassOutput, as_target
+from tiny import small_llama
+
+
+@pytest.fixture(scope="module")
+def target() -> BlockTarget:
+    target = BlockTarget(small_llama())
+    set_costs(target, Costs({1: 0.010, 5: 0.014, 16: 0.1}))
+    return target
+
+
+def test_without_a_model_it_is_the_wider_pass(target: BlockTarget) -> None:
+    cost = round_cost(PromptLookup(target))
+    assert [cost(drafted) for drafted in (0, 1, 4, 15)] == pytest.approx([1.0, 1.1, 1.4, 10.0])
+
+
+def test_with_one_it_is_its_forward_as_well(target: BlockTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes 1 s and 0.1 s more for every further token, a draft 0.25 s a token; other work slows some."""
+    now = 0.0
+
+    def takes(seconds: float) -> None:
+        nonlocal now
+        now += seconds * (2 if 10 < now < 25 else 1)
+
+    def forward(span: Span, *rest: Any, **more: Any) -> PassOutput:
+        takes(1 + 0.1 * (span.ids.shape[1] - 1))
+        return original(span, *rest, **more)
+
+    def step(*given: Any) -> Any:
+        takes(0.25)
+        return LayerSkip.step(drafter, *given)
+
+    original, drafter = target.forward, LayerSkip(target)
+    monkeypatch.setattr(target, "forward", forward)
+    monkeypatch.setattr(drafter, "step", step)
+    monkeypatch.setattr("paceline.decoding.stats.time", SimpleNamespace(perf_counter=lambda: now))
+    cost = round_cost(drafter)
+    assert [cost(drafted) for drafted in range(5)] == pytest.approx([1 + 0.35 * drafted for drafted in range(5)])
+    measured = now
+    assert draft_costs(drafter)(2) == pytest.approx(1.7)
+    assert now == measured > 25
+
+
+def test_policies_that_ask(target: BlockTarget) -> None:
+    """Decoding goes on as if nothing had been measured in between."""
+    drafter = LayerSkip(target)
+    plain = LLM(target, drafter, POLICIES.parse("fixed:k=0")).generate([5, 6, 7], max_new_tokens=12)
+    for policy in ("beta-ts:cost=auto", "cali-ts:cost=auto"):
+        llm = LLM(target, drafter, POLICIES.parse(policy))
+        [request] = llm.requests([[5, 6, 7]], max_new_tokens=12)
+        for _ in llm.engine.run([request]):
+            pass
+        assert request.output == plain.tokens
+        assert request.policy._round(3) == round_cost(drafter)(3)
+
+
+def test_where_no_node_of_a_tree_pays() -> None:
+    model = small_llama()
+    dear = as_target(model)
+    set_costs(dear, Costs({1: 0.01, 5: 1.0, 16: 4.0}))
+    drafter = Medusa(dear, head=MedusaHead.from_target(model, heads=2), tree="dynamic")
+    assert round_cost(drafter)(4) == pytest.approx(100)
