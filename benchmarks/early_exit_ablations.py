@@ -39,7 +39,7 @@ from paceline.training.data.dataset import Dataset
 from paceline.training.data.generate import OpenText
 from paceline.training.data.samples import Manifest, shard_name, write_shard
 from paceline.training.data.self_distill import DistillConfig
-from paceline.training.heads.early_exit import EarlyExit
+from paceline.training.heads.early_exit import EarlyExitTask
 from paceline.training.heads.frozen_layers import FrozenLayers
 from paceline.training.heads.simulated_acceptance import CHAIN
 
@@ -104,7 +104,7 @@ def table(args: argparse.Namespace, names: list[str]) -> str:
     lines = [["head", *chain, "tokens a pass at K = 5", "loss", "trained parameters"]]
     for name in track(names, "measuring", console=BAR):
         head = ExitHead.load(args.out / name.replace(" ", "-"), target)
-        task = EarlyExit(head, FrozenLayers(target, head.config.start), "distil")
+        task = EarlyExitTask(head, FrozenLayers(target, head.config.start), "distil")
         counts = torch.stack([task.count(data.batch(samples).to(target.device)) for samples in held_back]).sum(0)
         found = task.measure(counts)
         accepted = [found[f"accepted_{n}"] for n in range(1, CHAIN + 1)]

@@ -16,7 +16,7 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.targets import load_target
 from paceline.training.data.dataset import Dataset
 from paceline.training.data.prompts import read_prompts
-from paceline.training.heads.early_exit import EarlyExit
+from paceline.training.heads.early_exit import EarlyExitTask
 from paceline.training.heads.frozen_layers import FrozenLayers
 
 OTHER = "other"
@@ -33,7 +33,7 @@ def main() -> None:
     args = parser.parse_args()
     target = load_target(args.model, tier="native")
     head = ExitHead.load(args.head or ExitHead.find(target), target)
-    task = EarlyExit(head, FrozenLayers(target, head.config.start), "distil")
+    task = EarlyExitTask(head, FrozenLayers(target, head.config.start), "distil")
     data = Dataset(*args.data, max_length=head.config.trained.get("max_length", 1024))
     first = {conversation.turns[0]: path.name for path in args.prompts for conversation in read_prompts([path])}
     found: dict[str, list[torch.Tensor]] = defaultdict(list)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.bench.exactness import Difference
 from paceline.bench.journal import Run
-from paceline.bench.metrics import Row, Totals, n_alpha, predicted_speedup, results
+from paceline.bench.metrics import ResultRow, Totals, n_alpha, predicted_speedup, results
 
 
 def call(method: str, task: str, tokens: int, seconds: float, **facts: Any) -> Run:
@@ -30,7 +30,7 @@ DRAFTING = [
 ]
 
 
-def rows(methods: tuple[str, ...], differences: list[Difference] | None = None) -> dict[tuple[str, str], Row]:
+def rows(methods: tuple[str, ...], differences: list[Difference] | None = None) -> dict[tuple[str, str], ResultRow]:
     runs = [run for run in AR + HF + DRAFTING if run.method in methods]
     return {(r["method"], r["task"]): r for r in results(runs, differences or [], methods, batch=1)}
 

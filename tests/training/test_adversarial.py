@@ -16,8 +16,8 @@ from helpers import one_thread  # noqa: F401
 from paceline.errors import OptionError
 from paceline.training.heads.adversarial import LONG, Adversarial, AdversarialOptions, Discriminator
 from paceline.training.heads.medusa import MedusaOptions
-from paceline.training.heads.prepare import How
-from paceline.training.heads.prepare_feature_heads import medusa
+from paceline.training.heads.prepare import TrainingPlan
+from paceline.training.heads.prepare_feature_heads import prepare_medusa
 from paceline.training.trainer import TrainConfig, Trainer
 
 CPU = torch.device("cpu")
@@ -25,7 +25,9 @@ CPU = torch.device("cpu")
 
 def game(model: Path, data: Path, config: TrainConfig, **options: object) -> Adversarial:
     head = MedusaOptions(heads=2, vocab=60)
-    return medusa(str(model), [data], head, How(config, CPU), AdversarialOptions(**{"weight": 0.3, **options})).task  # type: ignore[arg-type]
+    return prepare_medusa(
+        str(model), [data], head, TrainingPlan(config, CPU), AdversarialOptions(**{"weight": 0.3, **options})
+    ).task  # type: ignore[arg-type]
 
 
 def play(task: Adversarial, data: Path, config: TrainConfig, out: Path) -> dict[str, float]:

@@ -18,7 +18,7 @@ from paceline.decoding.request import Request
 from paceline.errors import DataError, DiskFull, OptionError
 from paceline.training.data import generate as module
 from paceline.training.data import samples as storage
-from paceline.training.data.generate import Progress, make_data
+from paceline.training.data.generate import DataProgress, make_data
 from paceline.training.data.prompts import Conversation
 from paceline.training.data.samples import GENERATED, MANIFEST, OPEN, PROMPT, UNKNOWN, Shard, shard_name
 from paceline.training.data.self_distill import DistillConfig, Draft, SelfDistillation
@@ -125,7 +125,7 @@ def test_batch_processes_and_a_kill_make_no_difference(llm: LLM, prompts: list[P
     class Killed(BaseException):
         pass
 
-    def kill(now: Progress) -> None:
+    def kill(now: DataProgress) -> None:
         if (now.shard and now.done > 2) or now.tokens > 60:
             raise Killed
 
@@ -133,7 +133,7 @@ def test_batch_processes_and_a_kill_make_no_difference(llm: LLM, prompts: list[P
         make(llm, prompts, tmp_path / "killed", progress=kill)
     before = len(contents(tmp_path / "killed"))
     assert 0 < before < 4
-    seen: list[Progress] = []
+    seen: list[DataProgress] = []
     manifest = make(llm, prompts, tmp_path / "killed", progress=seen.append)
     assert len(manifest["shards"]) == 4
     assert seen[-1].done == seen[-1].of == 7

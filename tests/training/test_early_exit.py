@@ -22,20 +22,23 @@ from paceline.targets.target import as_target
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads import frozen_layers as frozen
 from paceline.training.heads.early_exit import ExitConfig
-from paceline.training.heads.prepare import Assembled, How, early_exit
+from paceline.training.heads.prepare import PreparedTraining, TrainingPlan, prepare_early_exit
 from paceline.training.trainer import Report, TrainConfig, Trainer
 
 CPU = torch.device("cpu")
 TRAIN = {"epochs": 2, "tokens": 200, "accumulate": 2, "report": 5, "held_back": 4, "lr": 3e-3}
 
 
-def assembled(model: Path, data: Path, **options: Any) -> Assembled:
-    return early_exit(
-        str(model), [data], ExitConfig(**{"layers": 1, "vocab": 100, **options}), How(TrainConfig(**TRAIN), CPU)
+def assembled(model: Path, data: Path, **options: Any) -> PreparedTraining:
+    return prepare_early_exit(
+        str(model),
+        [data],
+        ExitConfig(**{"layers": 1, "vocab": 100, **options}),
+        TrainingPlan(TrainConfig(**TRAIN), CPU),
     )
 
 
-def trainer(made: Assembled, out: Path, resume: bool = False, **options: Any) -> Trainer:
+def trainer(made: PreparedTraining, out: Path, resume: bool = False, **options: Any) -> Trainer:
     config = TrainConfig(**{**TRAIN, **options})
     return Trainer(made.task, made.data, config, out, Accelerator(cpu=True), settings=made.settings, resume=resume)
 

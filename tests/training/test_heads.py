@@ -25,27 +25,29 @@ from paceline.training.heads.adversarial import AdversarialOptions
 from paceline.training.heads.eagle import EagleOptions
 from paceline.training.heads.head_task import ahead
 from paceline.training.heads.medusa import RANKS, MedusaOptions
-from paceline.training.heads.prepare import Assembled, How
-from paceline.training.heads.prepare_feature_heads import eagle, medusa
+from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
+from paceline.training.heads.prepare_feature_heads import prepare_eagle, prepare_medusa
 from paceline.training.heads.rollout import rollout
 from paceline.training.trainer import Report, TrainConfig, Trainer
 from tiny import small_llama
 
 CPU = torch.device("cpu")
 TRAIN = {"epochs": 2, "tokens": 300, "accumulate": 2, "report": 4, "held_back": 4, "lr": 3e-3}
-KINDS: dict[str, tuple[Callable[..., Assembled], Any, Any]] = {
-    "medusa": (medusa, MedusaOptions, MedusaHead),
-    "eagle": (eagle, EagleOptions, EagleHead),
+KINDS: dict[str, tuple[Callable[..., PreparedTraining], Any, Any]] = {
+    "medusa": (prepare_medusa, MedusaOptions, MedusaHead),
+    "eagle": (prepare_eagle, EagleOptions, EagleHead),
 }
 
 
-def assembled(kind: str, model: Path, data: Path, weight: float = 0.0, **options: Any) -> Assembled:
+def assembled(kind: str, model: Path, data: Path, weight: float = 0.0, **options: Any) -> PreparedTraining:
     make, kinds, _ = KINDS[kind]
     adversarial = AdversarialOptions(weight) if weight else None
-    return make(str(model), [data], kinds(**{"vocab": 120, **options}), How(TrainConfig(**TRAIN), CPU), adversarial)
+    return make(
+        str(model), [data], kinds(**{"vocab": 120, **options}), TrainingPlan(TrainConfig(**TRAIN), CPU), adversarial
+    )
 
 
-def trainer(made: Assembled, out: Path, resume: bool = False, **options: Any) -> Trainer:
+def trainer(made: PreparedTraining, out: Path, resume: bool = False, **options: Any) -> Trainer:
     config = TrainConfig(**{**TRAIN, **options})
     return Trainer(made.task, made.data, config, out, Accelerator(cpu=True), settings=made.settings, resume=resume)
 
@@ -171,7 +173,7 @@ def test_start(kind: str, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path)
     p /= p.sum()
     assert trainer(made, tmp_path).measure()["held_back_loss"] < -(p * p.log()).sum()
     other = KINDS[kind][0](
-        str(tiny_model_dir), [tiny_data], KINDS[kind][1](layers=2, vocab=120), How(TrainConfig(seed=1), CPU)
+        str(tiny_model_dir), [tiny_data], KINDS[kind][1](layers=2, vocab=120), TrainingPlan(TrainConfig(seed=1), CPU)
     )
     assert any((a != b).any() for a, b in zip(made.task.head.parameters(), other.task.head.parameters(), strict=True))
 

@@ -20,13 +20,13 @@ from paceline.errors import ContextOverflow, OptionError, UnsupportedModel
 from paceline.policies import POLICIES
 from paceline.targets import Target, as_target
 from paceline.targets.span import Span
-from paceline.training.layer_skip.cost import Costs, Replay, measure, tau
-from paceline.training.layer_skip.search import Progress, search
+from paceline.training.layer_skip.cost import GreedyReplay, SkipCosts, measure, tau
+from paceline.training.layer_skip.search import SearchProgress, search
 from tiny import small_llama
 
 PROMPTS = [list(b"one two one two"), list(b"abcabcab"), list(b"the cat, the dog"), list(b"x")]
 SKIP = SkipSet(3, attention=(1,), mlp=(2,))
-COSTS = Costs(0.1, {"attention": 0.15, "mlp": 0.15}, (1.0, 1.02, 1.04, 1.06))  # of a model with 3 layers
+COSTS = SkipCosts(0.1, {"attention": 0.15, "mlp": 0.15}, (1.0, 1.02, 1.04, 1.06))  # of a model with 3 layers
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def replay(target: Target) -> Replay:
-    return Replay(target, PROMPTS, tokens=24)
+def replay(target: Target) -> GreedyReplay:
+    return GreedyReplay(target, PROMPTS, tokens=24)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def idle() -> Target:
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------
-def test_text_is_the_targets_own(target: Target, replay: Replay) -> None:
+def test_text_is_the_targets_own(target: Target, replay: GreedyReplay) -> None:
     for row, prompt in enumerate(PROMPTS):
         own = target.model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0)
         assert replay.drafted[row, : replay.lengths[row]].tolist() == own[0, len(prompt) :].tolist()
@@ -62,7 +62,7 @@ def test_text_is_the_targets_own(target: Target, replay: Replay) -> None:
 
 
 @torch.inference_mode()
-def test_matches_what_a_draft_says_first(target: Target, replay: Replay) -> None:
+def test_matches_what_a_draft_says_first(target: Target, replay: GreedyReplay) -> None:
     """Against one pass at a time over an exact cache."""
     for prompt, row, matches in zip(PROMPTS, replay.drafted.tolist(), replay.matches(SKIP.sublayers), strict=True):
         for at, right in enumerate(matches):
@@ -74,11 +74,11 @@ def test_matches_what_a_draft_says_first(target: Target, replay: Replay) -> None
     assert 0 < np.concatenate(replay.matches(SKIP.sublayers)).mean() < 1
 
 
-def test_nothing_skipped_matches_everywhere(replay: Replay) -> None:
+def test_nothing_skipped_matches_everywhere(replay: GreedyReplay) -> None:
     assert all(row.all() for row in replay.matches(frozenset()))
 
 
-def test_predicts_decoding_exactly_for_drafts_of_one(target: Target, replay: Replay) -> None:
+def test_predicts_decoding_exactly_for_drafts_of_one(target: Target, replay: GreedyReplay) -> None:
     drafter = LayerSkip(target)
     drafter.skip = SKIP
     outputs = LLM(target, drafter, POLICIES.parse("fixed:k=1")).generate(PROMPTS, max_new_tokens=24)
@@ -102,7 +102,7 @@ def test_tau_is_that_of_decoding_step_by_step(rows: list[list[bool]], k: int) ->
 
 def test_speedup_is_tokens_over_time_at_the_best_length() -> None:
     right = [np.array([True, True, False, True, True, False])]
-    costs = Costs(0.2, {"attention": 0.1, "mlp": 0.1}, (1.0, 1.1, 1.2, 1.3))
+    costs = SkipCosts(0.2, {"attention": 0.1, "mlp": 0.1}, (1.0, 1.1, 1.2, 1.3))
     assert [tau(right, k) for k in (1, 2, 3)] == [1.5, 3, 3]
     draft = costs.draft(SkipSet(3, (0, 1), (2,)))
     assert draft == pytest.approx(0.5)
@@ -114,14 +114,14 @@ def test_measures_every_pass(target: Target) -> None:
     assert len(costs.verify) == 5
     assert min(costs.verify) > 0
     assert 0 < costs.draft(SkipSet(3, (0, 1, 2), (0, 1, 2))) < costs.draft(SkipSet(3, (), ()))
-    assert Costs.of(json.loads(json.dumps(asdict(costs)))) == costs
+    assert SkipCosts.of(json.loads(json.dumps(asdict(costs)))) == costs
 
 
 # -- the search --------------------------------------------------------------------------------------------------------
 def test_finds_the_sublayers_that_do_nothing(idle: Target) -> None:
-    seen: list[Progress] = []
+    seen: list[SearchProgress] = []
     found = search(idle, PROMPTS, trials=40, new_tokens=16, k_max=3, costs=COSTS, progress=seen.append)
-    replay = Replay(idle, PROMPTS, 16)
+    replay = GreedyReplay(idle, PROMPTS, 16)
     sets = [
         SkipSet(3, tuple(np.flatnonzero(bits[:3]).tolist()), tuple(np.flatnonzero(bits[3:]).tolist()))
         for bits in itertools.product((0, 1), repeat=6)
@@ -137,7 +137,7 @@ def test_finds_the_sublayers_that_do_nothing(idle: Target) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.35])
 def test_set_saves_at_least_what_is_asked(target: Target, share: float) -> None:
     """Where every sublayer counts, a search left alone skips none."""
-    dear = Costs(0.1, COSTS.sublayer, (1.0, 1.3))
+    dear = SkipCosts(0.1, COSTS.sublayer, (1.0, 1.3))
     found = search(target, PROMPTS, trials=30, new_tokens=16, k_max=1, min_skip=share, costs=dear)
     assert found.found["speedup"] < 1
     draft = dear.draft(found)
@@ -149,7 +149,9 @@ def test_result_tells_where_it_comes_from(idle: Target, cache_dir: Path) -> None
     facts = result.found
     assert (facts["trials"], facts["seed"], facts["prompts"], facts["new_tokens"]) == (3, 5, 4, 8)
     assert facts["prompts_sha256"] != search(idle, PROMPTS[:3], trials=1, costs=COSTS).found["prompts_sha256"]
-    assert facts["tau"] == pytest.approx(tau(Replay(idle, PROMPTS, 8).matches(result.sublayers), facts["k"]), abs=1e-4)
+    assert facts["tau"] == pytest.approx(
+        tau(GreedyReplay(idle, PROMPTS, 8).matches(result.sublayers), facts["k"]), abs=1e-4
+    )
     assert SkipSet.find(idle) == SkipSet.even(3)
     result.save(stored_path(idle))
     assert SkipSet.find(idle) == result
@@ -160,18 +162,18 @@ def test_goes_on_after_an_interruption(idle: Target, tmp_path: Path) -> None:
     journal = tmp_path / "new" / "journal"
     asked = {"new_tokens": 8, "k_max": 3, "journal": journal}
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: SearchProgress) -> None:
         if progress.done == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         search(idle, PROMPTS, trials=12, costs=COSTS, progress=interrupt, **asked)
-    seen: list[Progress] = []
-    dearer = Costs(0.9, COSTS.sublayer, COSTS.verify)
+    seen: list[SearchProgress] = []
+    dearer = SkipCosts(0.9, COSTS.sublayer, COSTS.verify)
     resumed = search(idle, PROMPTS, trials=12, costs=dearer, resume=True, progress=seen.append, **asked)
     assert [each.done for each in seen] == list(range(6, 13))
     assert resumed.found["trials"] == 12
-    assert Costs.of(resumed.found["costs"]) == COSTS  # all trials are judged alike
+    assert SkipCosts.of(resumed.found["costs"]) == COSTS  # all trials are judged alike
     assert search(idle, PROMPTS, trials=4, resume=True, **asked) == resumed  # nothing left to do
     assert search(idle, PROMPTS, trials=2, costs=COSTS, **asked).found["trials"] == 2  # without resume: anew
 

@@ -119,7 +119,7 @@ class Lookup(Generate):
         return {"prompt_lookup_num_tokens": self.tokens}
 
 
-class EarlyExit(Generate):
+class HFEarlyExit(Generate):
     """Self-speculation: the first `layers` layers and the model's head draft (`generate(assistant_early_exit=layers)`).
 
     It pays for models trained for it (LayerSkip), and works where the model's forward heeds

@@ -16,7 +16,7 @@ from paceline.decoding.stats import PHASES
 POSITIONS = 5  # of n_alpha
 
 
-class Row(TypedDict):
+class ResultRow(TypedDict):
     """A line of `results.jsonl`; a value that does not apply or is not known is null."""
 
     method: str
@@ -80,7 +80,9 @@ class Totals:
         return sum(r[2] for r in self.rounds or ())
 
 
-def results(runs: Sequence[Run], differences: Sequence[Difference], methods: Sequence[str], batch: int) -> list[Row]:
+def results(
+    runs: Sequence[Run], differences: Sequence[Difference], methods: Sequence[str], batch: int
+) -> list[ResultRow]:
     """One row per temperature, method and task, all tasks ("overall") first."""
     rows = []
     for temperature in dict.fromkeys(run.temperature for run in runs):
@@ -105,11 +107,11 @@ def results(runs: Sequence[Run], differences: Sequence[Difference], methods: Seq
     return rows
 
 
-def _row(method: str, task: str, temperature: float, batch: int, totals: dict[str, Totals]) -> Row:
+def _row(method: str, task: str, temperature: float, batch: int, totals: dict[str, Totals]) -> ResultRow:
     own, ar = totals[method], totals.get(AR)
     v_d = own.accepted / own.drafted if own.drafted else None
     r_d = own.accepted / own.tokens if own.rounds is not None else None
-    return Row(
+    return ResultRow(
         method=method,
         task=task,
         temperature=temperature,

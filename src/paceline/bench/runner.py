@@ -21,7 +21,7 @@ from paceline.bench.exactness import Difference, diverge, measure_noise
 from paceline.bench.journal import DIFFERENCES, RESULTS, Journal, Key, Run, open_journal
 from paceline.bench.machine import machine
 from paceline.bench.methods import AR, Method, build_method, is_baseline
-from paceline.bench.metrics import Row, results
+from paceline.bench.metrics import ResultRow, results
 from paceline.bench.suites import Prompt, batches, load_suite
 from paceline.errors import ContextOverflow
 from paceline.targets.sources import load_model
@@ -36,7 +36,7 @@ class Summary:
     to `config.json`, all of them in the folder `out`."""
 
     out: Path
-    rows: list[Row]
+    rows: list[ResultRow]
     differences: list[Difference]
     config: dict[str, Any]
 

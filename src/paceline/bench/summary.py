@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.bench.methods import AR, is_baseline
-from paceline.bench.metrics import Row
+from paceline.bench.metrics import ResultRow
 from paceline.bench.runner import Summary
 from paceline.bench.suites import OVERALL
 
@@ -27,7 +27,7 @@ def print_summary(summary: Summary, console: Console | None = None, verbose: boo
     console.print(f"results: {escape(str(summary.out))}", highlight=False)
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[ResultRow]) -> Table:
     first = rows[0]
     kind = "greedy" if first["temperature"] == 0 else f"temperature {first['temperature']:g}"
     batch = f", batch {first['batch']}" if first["batch"] > 1 else ""
@@ -43,26 +43,26 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-def _number(key: str, form: str) -> Callable[[Row], str | None]:
-    def show(row: Row) -> str | None:
+def _number(key: str, form: str) -> Callable[[ResultRow], str | None]:
+    def show(row: ResultRow) -> str | None:
         value = row[key]  # type: ignore[literal-required]
         return None if value is None else format(value, form)
 
     return show
 
 
-def _split(row: Row) -> str | None:
+def _split(row: ResultRow) -> str | None:
     if row["split"] is None:
         return None
     return "/".join(f"{100 * seconds / row['seconds']:.0f}" for seconds in row["split"].values())
 
 
-def _verdicts(row: Row) -> str | None:
+def _verdicts(row: ResultRow) -> str | None:
     return None if row["identical"] is None else f"{row['identical']}/{row['tie']}/{row['wrong']}"
 
 
 #: In the order of the table, which fits into 80 columns; "eq14" is the predicted speedup, the split is in %.
-COLUMNS: dict[str, Callable[[Row], str | None]] = {
+COLUMNS: dict[str, Callable[[ResultRow], str | None]] = {
     "tok/s": _number("tokens_per_s", ".1f"),
     "x ar": _number("speedup_ar", ".2f"),
     "x hf": _number("speedup_hf", ".2f"),

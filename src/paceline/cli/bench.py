@@ -9,13 +9,13 @@ from rich.console import Console
 from typer import Option
 
 from paceline.cli.console import print_json
-from paceline.cli.options import Source, grouped
+from paceline.cli.options import ModelOptions, grouped
 from paceline.errors import OptionError
 
 
 @grouped
 def bench(
-    source: Source,
+    source: ModelOptions,
     suite: Annotated[str, Option("--suite", help="JSONL file, folder of such files, or id of a dataset on the hub.")],
     out: Annotated[str, Option("--out", "-o", help="Folder of the results; a run that was stopped goes on there.")],
     methods: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from paceline.cli.console import summary, write
-from paceline.cli.options import Method, Sampling, Source, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, Sampling, grouped
 from paceline.cli.prompt import check_text
 from paceline.errors import ContextOverflow, PacelineError, require
 
@@ -24,8 +24,8 @@ COMMANDS = "/reset forgets the conversation, /stats tells what it cost, /exit or
 
 @grouped
 def chat(
-    source: Source,
-    method: Method,
+    source: ModelOptions,
+    method: MethodOptions,
     sampling: Sampling,
     system: Annotated[str | None, Option("--system", help="System message of the conversation.")] = None,
     colour: Annotated[bool, Option("--colour", help="Colour the tokens by who proposed them.")] = False,
@@ -34,7 +34,7 @@ def chat(
     params = sampling.checked()
     llm = source.llm(method)
     require(bool(llm.tokenizer.chat_template), f"{source.model} has no chat template: it is not a chat model")
-    conversation = Conversation(llm, params, check_text(system) if system else None)
+    conversation = ChatSession(llm, params, check_text(system) if system else None)
     _say(f"{source.model}, {method.label(llm)}. {COMMANDS}.")
     while (line := _ask()) is not None:
         if line == "/exit":
@@ -51,7 +51,7 @@ def chat(
 
 
 @dataclass
-class Conversation:
+class ChatSession:
     """What was said, and what it cost."""
 
     llm: LLM
@@ -90,7 +90,7 @@ class Conversation:
         return f"last answer: {summary(self.stats[-1])}\nin all: {tokens} tokens, {tokens / seconds:.1f} tokens/s"
 
 
-def _answer(conversation: Conversation, question: str, colour: bool) -> None:
+def _answer(conversation: ChatSession, question: str, colour: bool) -> None:
     try:
         request = conversation.ask(question)
     except PacelineError as error:  # this turn cannot be; the conversation goes on

@@ -83,7 +83,7 @@ def medusa(
 
     made, target, folder = _taken(MedusaHead, model, head, k)
     write_medusa(made, target, out, layout, _dtype(dtype))
-    _told(out, folder, {"heads": made.config.heads, "layers": made.config.layers}, as_json)
+    _report(out, folder, {"heads": made.config.heads, "layers": made.config.layers}, as_json)
 
 
 @app.command("eagle")
@@ -102,7 +102,7 @@ def eagle(
 
     made, target, folder = _taken(EagleHead, model, head, k)
     write_eagle(made, target, out, layout, _dtype(dtype))
-    _told(out, folder, {"layers": made.config.layers}, as_json)
+    _report(out, folder, {"layers": made.config.layers}, as_json)
 
 
 def _taken(kind: type[TrainedHead], model: str, head: str, layers: int | None) -> tuple[Any, Target, Path]:
@@ -121,7 +121,7 @@ def _dtype(name: str | None) -> Any:
     return getattr(torch, name) if name else None
 
 
-def _told(out: Path, head: Path, counts: dict[str, int], as_json: bool) -> None:
+def _report(out: Path, head: Path, counts: dict[str, int], as_json: bool) -> None:
     if as_json:
         print_json({"out": str(out), "head": str(head), **counts})
     else:

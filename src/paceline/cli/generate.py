@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from paceline.cli.compare import compare_runs, show_comparison
 from paceline.cli.console import as_result, print_json, summary, write
-from paceline.cli.options import Method, Sampling, Source, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, Sampling, grouped
 from paceline.cli.pieces import pieces
 from paceline.cli.prompt import check_text, read_prompt
 from paceline.errors import OptionError
@@ -18,8 +18,8 @@ from paceline.errors import OptionError
 
 @grouped
 def generate(
-    source: Source,
-    method: Method,
+    source: ModelOptions,
+    method: MethodOptions,
     sampling: Sampling,
     prompt: Annotated[str | None, Argument(help="The prompt.")] = None,
     file: Annotated[str | None, Option("--file", "-f", help="Read the prompt from a UTF-8 file, - for stdin.")] = None,

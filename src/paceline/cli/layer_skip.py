@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typer import Option
 
 from paceline.cli.console import print_json
-from paceline.cli.options import Method, Source, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, grouped
 
 if TYPE_CHECKING:
     from paceline.drafters.layer_skip.skip_set import SkipSet
@@ -29,7 +29,7 @@ def layer_skip() -> None: ...
 @app.command()
 @grouped
 def search(
-    source: Source,
+    source: ModelOptions,
     suite: Annotated[str, Option("--suite", help="Prompts to judge by, a dozen of the kinds you use; as for bench.")],
     limit: Annotated[int | None, Option("--limit", min=1, help="First prompts of each task.")] = None,
     out: Annotated[
@@ -48,12 +48,12 @@ def search(
     from paceline.training.layer_skip import search as skip_search
 
     prompts = load_suite(suite, limit=limit)
-    llm = source.llm(Method(drafter="none"))
+    llm = source.llm(MethodOptions(drafter="none"))
     target = out or stored_path(llm.target)
     with _bar() as bar:
         task = bar.add_task("searching", total=trials)
 
-        def progress(made: skip_search.Progress) -> None:
+        def progress(made: skip_search.SearchProgress) -> None:
             bar.update(task, completed=made.done, description=f"best so far {made.best:.2f}x, last {made.speedup:.2f}x")
 
         found = skip_search.search(

@@ -23,7 +23,7 @@ def _option(group: str, *names: str, help: str, **more: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelChoice:
     """Which model, and on what."""
 
     model: Annotated[str, _option("Model", "--model", "-m", help="Named model, hub id, folder or GGUF file.")] = (
@@ -57,7 +57,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Source(Model):
+class ModelOptions(ModelChoice):
     """Which model, and how it runs."""
 
     tier: Annotated[
@@ -65,14 +65,14 @@ class Source(Model):
         _option("Model", "--tier", help="reference, torch or native; default torch where it runs the model."),
     ] = None
 
-    def llm(self, method: Method) -> LLM:
+    def llm(self, method: MethodOptions) -> LLM:
         from paceline.api import load
 
         return load(self.model, tier=self.tier, exact=self.exact, **self._placement(), **asdict(method))
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodOptions:
     """How it is sped up."""
 
     drafter: Annotated[

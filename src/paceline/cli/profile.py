@@ -13,7 +13,7 @@ from rich.table import Table
 from typer import Option
 
 from paceline.cli.console import print_json
-from paceline.cli.options import Model, grouped
+from paceline.cli.options import ModelChoice, grouped
 from paceline.drafters import DRAFTERS
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @grouped
 def profile(
-    source: Model,
+    source: ModelChoice,
     tier: Annotated[
         list[str] | None,
         Option("--tier", "--tiers", help="reference, torch or native; several with commas, or given again."),

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.budget import best_first
 from paceline.drafting.tree import TokenTree
-from paceline.drafting.tree_drafter import Drafting, TreeDrafter, reach
+from paceline.drafting.tree_drafter import TreeDrafter, TreeState, reach
 from paceline.errors import OptionError, require
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
@@ -76,7 +76,7 @@ class Merge(TreeDrafter):
             _graft(self._chosen(row, row.state, len(rows), tree.drafted), tree)
         return trees
 
-    def _chosen(self, row: Row, state: Drafting, rows: int, others: int) -> TokenTree:
+    def _chosen(self, row: Row, state: TreeState, rows: int, others: int) -> TokenTree:
         depth, state.length = reach(row), len(row.ids)
         if depth == 0:
             return TokenTree.root(row.ids[-1])

@@ -139,8 +139,8 @@ class TrainedHead(nn.Module):
         digest = facts.pop("sha256", None)
         try:
             if sha256(path) != digest:
-                told = config_name(cls.kind)
-                raise CheckpointError(f"{path} is damaged: its hash is not the one that {told} tells")
+                config = config_name(cls.kind)
+                raise CheckpointError(f"{path} is damaged: its hash is not the one that {config} tells")
             tensors = load_file(path)
             head = cls(cls.Config(**facts), tensors.pop(FINGERPRINT), tensors.get("tokens"))
             head.load_state_dict(tensors, assign=True)

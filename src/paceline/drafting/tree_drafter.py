@@ -20,7 +20,7 @@ MOST = {"cpu": 32, "cuda": 64}  # nodes that "auto" chooses among: a wider pass 
 
 
 @dataclass
-class Drafting:
+class TreeState:
     """A request's state: what the drafter remembers of it, and how its budget is chosen."""
 
     memory: Any
@@ -58,12 +58,12 @@ class TreeDrafter(Drafter):
         return self.most
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        row.state = Drafting(self.remember(row), Budget(costs_of(self.target)) if self.auto else None)
+        row.state = TreeState(self.remember(row), Budget(costs_of(self.target)) if self.auto else None)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         return [self._draft(row, row.state, len(rows)) for row in rows]
 
-    def _draft(self, row: Row, state: Drafting, rows: int) -> TokenTree:
+    def _draft(self, row: Row, state: TreeState, rows: int) -> TokenTree:
         depth = reach(row)
         state.length = len(row.ids)
         if depth == 0:
@@ -73,7 +73,7 @@ class TreeDrafter(Drafter):
         return state.budget.choose(self.propose(row, state.memory, depth, state.budget.least(rows)), rows)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
-        state: Drafting = row.state
+        state: TreeState = row.state
         if state.budget:
             state.budget.observe(row.ids[state.length :])
         self.learn(row, state.memory, tree, path, out)

@@ -54,13 +54,13 @@ class Trained:
         fits = all(here[name] == size for name, size in self.predictor.shape.items() if name in here)
         if fits and (self.origin.target, self.origin.drafter) == (setting.target, setting.drafter):
             return
-        told = (
+        message = (
             f"{self.path} was trained for {self.origin.target} with the drafter {self.origin.drafter}, "
             f"not for {setting.target} with {setting.drafter}"
         )
         if not fits:
-            raise CheckpointMismatch(told)
-        _warn(told + ": output stays right, but drafts may be longer or shorter than pays")
+            raise CheckpointMismatch(message)
+        _warn(message + ": output stays right, but drafts may be longer or shorter than pays")
 
 
 def save(path: Path, predictor: Predictor, origin: Origin) -> None:

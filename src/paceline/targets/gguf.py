@@ -36,7 +36,7 @@ def convert(gguf: Path, out: Path, name: str, step: Callable[[int], None]) -> di
             raise IntegrityError(f"{name} is not a GGUF file")
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     # its reader draws a tqdm bar that no setting turns off
-    with _told(name), quiet(), contextlib.redirect_stderr(io.StringIO()):
+    with _one_line(name), quiet(), contextlib.redirect_stderr(io.StringIO()):
         reader = GGUFReader(gguf)
         config = AutoConfig.from_pretrained(**where)
         require_causal(config, name)
@@ -74,7 +74,7 @@ def _correct(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, reade
 
 
 @contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
+def _one_line(name: str) -> Iterator[None]:
     """The readers raise whatever a cut or odd file makes them stumble over: one line instead."""
     try:
         yield

@@ -39,15 +39,15 @@ def load(
     where: dict[str, Any] = {"pretrained_model_name_or_path": location, "revision": revision}
     where["trust_remote_code"] = trust_remote_code
     with quiet(bars=bars):
-        with _told(name, "config"):
+        with _one_line(name, "config"):
             config = AutoConfig.from_pretrained(**where)
         require_causal(config, name, trust_remote_code)
         folder = Path(location)
         if folder.is_dir() and not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
             raise ModelError(f"{name} has no tokenizer: put its tokenizer.json into {location}")
-        with _told(name, "tokenizer"):
+        with _one_line(name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(**where)
-        with _told(name, "weights"):
+        with _one_line(name, "weights"):
             model = read_weights(name, **where, config=config, dtype=dtype, use_safetensors=True)
     torch.nn.Module.to(model, device)  # transformers' own `to` hides its signature from type checkers
     return model.eval(), tokenizer
@@ -113,7 +113,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _told(name: str, what: str) -> Iterator[None]:
+def _one_line(name: str, what: str) -> Iterator[None]:
     """transformers raises anything from KeyError to RuntimeError for files it cannot use: one line instead."""
     try:
         yield

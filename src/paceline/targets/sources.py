@@ -48,7 +48,7 @@ NAMED = {
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where a model's files are: a folder, or an id on the hub (`local` False)."""
 
     name: str  # as the user wrote it
@@ -60,7 +60,7 @@ class Source:
 
 def resolve(
     name: str | os.PathLike[str], *, progress: bool = True, revision: str | None = None, verify: bool = False
-) -> Source:
+) -> ModelSource:
     """Find the model `name`, fetching it into the cache and converting it where needed.
 
     Tried in this order: a name of `NAMED`, an existing folder or `.gguf` file, an id on the hub (which is asked
@@ -116,7 +116,7 @@ def load_model(
         return attempt(verify=True)
 
 
-def _hub(name: str, revision: str | None) -> Source:
+def _hub(name: str, revision: str | None) -> ModelSource:
     close = difflib.get_close_matches(name.lower(), NAMED, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]}?" if close else f"; named models: {', '.join(NAMED)}"
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) or name.endswith(".gguf"):
@@ -129,15 +129,15 @@ def _hub(name: str, revision: str | None) -> Source:
         if "/" in name:
             raise
         raise UnknownModel(f"{name!r} is neither a named model nor a folder{hint} ({error})") from error
-    return Source(name, location, local=location != name, revision=revision if location == name else None)
+    return ModelSource(name, location, local=location != name, revision=revision if location == name else None)
 
 
-def _folder(name: str, path: Path, progress: bool, verify: bool) -> Source:
+def _folder(name: str, path: Path, progress: bool, verify: bool) -> ModelSource:
     ggufs = sorted(path.glob("*.gguf"))
     if (path / "config.json").is_file() and (any(path.glob("*.safetensors")) or not ggufs):
         if not any(path.glob("*.safetensors")):
             raise UnsupportedModel(f"{path} has no weights as safetensors, the only format that is loaded")
-        return Source(name, str(path))
+        return ModelSource(name, str(path))
     if len(ggufs) > 1:
         raise UnknownModel(f"{path} has {len(ggufs)} GGUF files, name one of them: {', '.join(g.name for g in ggufs)}")
     if not ggufs:
@@ -145,7 +145,7 @@ def _folder(name: str, path: Path, progress: bool, verify: bool) -> Source:
     return _file(name, ggufs[0], progress, verify)
 
 
-def _file(name: str, path: Path, progress: bool, verify: bool) -> Source:
+def _file(name: str, path: Path, progress: bool, verify: bool) -> ModelSource:
     def copy(work: Path, gguf: Path, stage: Stage) -> None:
         store.need(work, path.stat().st_size, path.name)
         shutil.copyfile(path, gguf)
@@ -157,7 +157,7 @@ def _file(name: str, path: Path, progress: bool, verify: bool) -> Source:
     return _converted(name, path.stem, digest, copy, {}, progress, verify)
 
 
-def _named(name: str, progress: bool, verify: bool) -> Source:
+def _named(name: str, progress: bool, verify: bool) -> ModelSource:
     model = NAMED[name]
 
     def fetch(work: Path, gguf: Path, stage: Stage) -> None:
@@ -181,7 +181,7 @@ def _converted(
     facts: dict[str, Any],
     progress: bool,
     verify: bool,
-) -> Source:
+) -> ModelSource:
     """The cache entry of the GGUF with this hash; `obtain(work, gguf, stage)` writes the file itself to `gguf`."""
 
     def build(work: Path, damaged: Path | None) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _converted(
 
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", stem)[:60].strip(".-")
     folder = store.entry(f"{slug}-{gguf_sha256[:12]}", build, verify=verify)
-    return Source(name, str(folder), gguf=folder / "source.gguf")
+    return ModelSource(name, str(folder), gguf=folder / "source.gguf")
 
 
 def load_as_stored(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -141,7 +141,7 @@ class Trainer:
             steps += [passes[at : at + self.config.accumulate] for at in range(0, len(passes), self.config.accumulate)]
         return steps[: self.config.steps]
 
-    def run(self, told: Callable[[Report], None] = lambda _: None) -> dict[str, float]:
+    def run(self, report: Callable[[Report], None] = lambda _: None) -> dict[str, float]:
         """Train to the end, or until the task says so; returns the last measurement.
 
         Raises:
@@ -152,7 +152,7 @@ class Trainer:
         measured = self.measure()
         if self.step == 0:
             self._note({"step": 0, **measured})
-        told(Report(self.step, of, None, 0.0, measured))
+        report(Report(self.step, of, None, 0.0, measured))
         ends = self.task.ends({})
         while self.step < of and not ends:
             losses, lr = self._step(self.steps[self.step])
@@ -168,7 +168,7 @@ class Trainer:
             self._note({"step": self.step, **logged, **(measured if due else {})})
             self.task.watch(losses)
             speed = tokens / (time.perf_counter() - started)
-            told(Report(self.step, of, loss[1], speed, measured if due else None))
+            report(Report(self.step, of, loss[1], speed, measured if due else None))
         return measured
 
     def measure(self) -> dict[str, float]:

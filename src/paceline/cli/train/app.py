@@ -17,7 +17,7 @@ from rich.text import Text
 from typer import Option
 
 from paceline.cli.console import harmless, print_json
-from paceline.cli.options import Method, Source, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, grouped
 from paceline.cli.train import early_exit as train_early_exit
 from paceline.cli.train import heads as train_heads
 from paceline.cli.train import prompts as train_prompts
@@ -44,7 +44,7 @@ app.command("prompts")(train_prompts.prompts)
 @app.command()
 @grouped
 def data(
-    source: Source,
+    source: ModelOptions,
     prompts: Annotated[
         list[Path], Option("--prompts", "-p", help="JSONL with turns, prompt or text in a row; may be repeated.")
     ],
@@ -85,7 +85,7 @@ def data(
         group=group,
         seed=seed,
     )
-    llm = _placed(source).llm(Method(drafter="none"))
+    llm = _placed(source).llm(MethodOptions(drafter="none"))
     with _generating() as progress:
         manifest = make_data(
             llm,
@@ -109,7 +109,7 @@ def data(
         _show(out, llm.tokenizer.decode, show)
 
 
-def _placed(source: Source) -> Source:
+def _placed(source: ModelOptions) -> ModelOptions:
     """With a GPU for each process of a launch."""
     from dataclasses import replace
 
@@ -126,14 +126,14 @@ def _share(shard: str | None) -> tuple[int, int]:
 
 
 @contextmanager
-def _generating() -> Iterator[Callable[[training_data.Progress], None]]:
+def _generating() -> Iterator[Callable[[training_data.DataProgress], None]]:
     """A bar on a terminal; in a log, a line for each shard."""
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TextColumn("left"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
 
-        def progress(now: training_data.Progress) -> None:
+        def progress(now: training_data.DataProgress) -> None:
             speed = f"{now.tokens:,} tokens, {now.tokens / max(now.seconds, 1e-9):.0f} tokens/s"
             bar.update(task, completed=now.done, total=now.of, description=speed)
             if now.shard and not console.is_terminal:

@@ -10,7 +10,7 @@ from paceline.cli.options import grouped
 from paceline.cli.train.run import Training, run
 
 if TYPE_CHECKING:
-    from paceline.training.heads.prepare import Assembled, How
+    from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
 
 
 @grouped
@@ -27,9 +27,9 @@ def early_exit(
 ) -> None:
     """Train the exit head of the drafter early-exit; runs under `accelerate launch` and `torchrun` too."""
 
-    def assemble(how: How, stored: bool) -> Assembled:
+    def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
         from paceline.training.heads.early_exit import ExitConfig
-        from paceline.training.heads.prepare import early_exit
+        from paceline.training.heads.prepare import prepare_early_exit
 
         config = ExitConfig(
             layers=layers,
@@ -38,6 +38,6 @@ def early_exit(
             start=start,
             **training.task(vocab, stored),
         )
-        return early_exit(training.model, training.data, config, how)
+        return prepare_early_exit(training.model, training.data, config, plan)
 
-    run(training, assemble)
+    run(training, prepare)

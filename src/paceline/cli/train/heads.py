@@ -14,7 +14,7 @@ from paceline.errors import require
 
 if TYPE_CHECKING:
     from paceline.training.heads.adversarial import AdversarialOptions
-    from paceline.training.heads.prepare import Assembled, How
+    from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
 
 
 def _option(*names: str, help: str, **more: Any) -> Any:
@@ -74,16 +74,16 @@ def medusa(
 ) -> None:
     """Train the heads of the drafter medusa; runs under `accelerate launch` and `torchrun` too."""
 
-    def assemble(how: How, stored: bool) -> Assembled:
+    def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
         from paceline.training.heads.medusa import MedusaOptions
 
         options = MedusaOptions(heads=heads, vocabulary=vocabulary, **head.options(training, stored))
         adversarial = head.game()
-        from paceline.training.heads.prepare_feature_heads import medusa
+        from paceline.training.heads.prepare_feature_heads import prepare_medusa
 
-        return medusa(training.model, training.data, options, how, adversarial)
+        return prepare_medusa(training.model, training.data, options, plan, adversarial)
 
-    run(training, assemble)
+    run(training, prepare)
 
 
 @grouped
@@ -98,14 +98,14 @@ def eagle(
 ) -> None:
     """Train the head of the drafter eagle; runs under `accelerate launch` and `torchrun` too."""
 
-    def assemble(how: How, stored: bool) -> Assembled:
+    def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
         from paceline.training.heads.eagle import EagleOptions
 
         common = head.options(training, stored)
         options = EagleOptions(regression=regression, noise=noise, rollout=rollout, **common)
         adversarial = head.game()
-        from paceline.training.heads.prepare_feature_heads import eagle
+        from paceline.training.heads.prepare_feature_heads import prepare_eagle
 
-        return eagle(training.model, training.data, options, how, adversarial)
+        return prepare_eagle(training.model, training.data, options, plan, adversarial)
 
-    run(training, assemble)
+    run(training, prepare)

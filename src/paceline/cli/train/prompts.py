@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.progress import track
 from typer import Option
 
-from paceline.cli.options import Method, Source, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, grouped
 
 
 @grouped
 def prompts(
-    source: Source,
+    source: ModelOptions,
     out: Annotated[Path, Option("--out", "-o", help="JSONL file to write.")],
     count: Annotated[int, Option("--count", "-c", min=1, help="How many.")] = 1000,
     max_new_tokens: Annotated[int, Option("--max-new-tokens", "-n", min=1, help="Longest prompt.")] = 256,
@@ -27,7 +27,7 @@ def prompts(
     from paceline.files import whole
     from paceline.training.data.own_prompts import own_prompts
 
-    llm = source.llm(Method(drafter="none"))
+    llm = source.llm(MethodOptions(drafter="none"))
     made = own_prompts(llm, count, temperature=temperature, max_new_tokens=max_new_tokens, batch=batch, seed=seed)
     console = Console(stderr=True)
     with whole(out) as partial, partial.open("w", encoding="utf-8") as file:

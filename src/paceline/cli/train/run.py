@@ -16,7 +16,7 @@ from paceline.cli.console import print_json
 from paceline.errors import require
 
 if TYPE_CHECKING:
-    from paceline.training.heads.prepare import Assembled, How
+    from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
     from paceline.training.trainer import Report, TrainConfig
 
 
@@ -92,19 +92,19 @@ class Training:
         return TrainConfig(**{field.name: getattr(self, field.name) for field in fields(TrainConfig)})
 
 
-#: Makes the task: of how to train it, and whether to store what the frozen layers give.
-Assemble = Callable[["How", bool], "Assembled"]
+def run(options: Training, prepare: Callable[[TrainingPlan, bool], PreparedTraining]) -> None:
+    """Train, telling on standard error how it goes, and print the last measurement.
 
-
-def run(options: Training, assemble: Assemble) -> None:
-    """Train, telling on standard error how it goes, and print the last measurement."""
+    Args:
+        prepare: makes the task, given the plan of its training and whether to store what the frozen layers give.
+    """
     config = options.config()
     gpu = options.device != "cpu" and _gpu()
     require(gpu or options.device != "cuda", "there is no CUDA device here")
     from accelerate import Accelerator
 
     from paceline.training.checkpoints import Checkpoints
-    from paceline.training.heads.prepare import How
+    from paceline.training.heads.prepare import TrainingPlan
     from paceline.training.trainer import Trainer
 
     def check_new(home: Path) -> None:
@@ -116,28 +116,28 @@ def run(options: Training, assemble: Assemble) -> None:
     with _bar(accelerator.is_main_process) as bar:
         frozen = bar.add_task("frozen layers: tokens", total=None)
         stored = not gpu if options.store is None else options.store
-        how = How(
+        plan = TrainingPlan(
             config,
             accelerator.device,
             options.tier,
             check_new,
             lambda done, of: bar.update(frozen, completed=done, total=of),
         )
-        made = assemble(how, stored)
+        made = prepare(plan, stored)
         bar.remove_task(frozen)
         out = options.out or made.home
         trainer = Trainer(made.task, made.data, config, out, accelerator, settings=made.settings, resume=options.resume)
         bar.console.print(_about(made, accelerator.num_processes), soft_wrap=True, highlight=False)
         steps = bar.add_task("", total=len(trainer.steps), completed=trainer.step)
 
-        def told(now: Report) -> None:
+        def show(now: Report) -> None:
             speed = "" if now.loss is None else f"loss {now.loss:.3f}, {now.tokens_per_s:,.0f} tokens/s"
             bar.update(steps, completed=now.step, description=speed)
             if now.measured:
                 line = "; ".join(filter(None, [f"step {now.step} of {now.of}", _figures(now.measured), speed]))
                 bar.console.print(line, soft_wrap=True, highlight=False)
 
-        measured = trainer.run(told)
+        measured = trainer.run(show)
     if not accelerator.is_main_process:
         return
     if options.as_json:
@@ -153,11 +153,11 @@ def _gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _about(made: Assembled, processes: int) -> str:
+def _about(made: PreparedTraining, processes: int) -> str:
     counts = made.task.head.parameter_counts()
     parts = ", ".join(f"{part} {count:,}" for part, count in counts.items() if part != "total")
-    told = f"parameters: {made.total:,} of the model; {made.loaded:,} loaded; {counts['total']:,} trained ({parts})"
-    return told if processes == 1 else f"{told}; {processes} processes"
+    text = f"parameters: {made.total:,} of the model; {made.loaded:,} loaded; {counts['total']:,} trained ({parts})"
+    return text if processes == 1 else f"{text}; {processes} processes"
 
 
 def _figures(measured: dict[str, float]) -> str:

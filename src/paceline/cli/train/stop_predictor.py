@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typer import Option
 
 from paceline.cli.console import print_json
-from paceline.cli.options import Method, Source, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, grouped
 from paceline.errors import OptionError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @grouped
 def stop_predictor(
-    source: Source,
+    source: ModelOptions,
     policy: Annotated[str, Option("--policy", "-p", help="Whose predictor: cali-ts, specdec++ or disco.")],
     drafter: Annotated[str, Option("--drafter", "-d", help="NAME[:OPTION=VALUE]…: whose drafts are judged.")],
     prompts: Annotated[
@@ -81,16 +81,16 @@ def stop_predictor(
         "temperatures": _numbers(temperature),
         "seed": seed,
     }
-    llm = source.llm(Method(drafter=drafter, policy="fixed"))
+    llm = source.llm(MethodOptions(drafter=drafter, policy="fixed"))
     path = out or llm.drafter.predictors[0] / file_name(policy)
     with nullcontext(examples) if examples else _until_done(path.with_name(path.name + ".examples")) as folder:
         table = _examples(llm, prompts, limit, batch, {**how, "folder": folder, "method": drafter})
-        with _bar("epoch") as told:
+        with _bar("epoch") as progress:
             predictor, origin = fit(
                 policy,
                 table,
                 config,
-                lambda now: told(now.epoch, now.of, f"loss {now.loss:.4f}, held back {now.held_back:.4f}"),
+                lambda now: progress(now.epoch, now.of, f"loss {now.loss:.4f}, held back {now.held_back:.4f}"),
             )
         save(path, predictor, origin)
     if as_json:
@@ -108,9 +108,13 @@ def _examples(llm: LLM, prompts: list[Path], limit: int | None, batch: int, how:
     asked = [Draft(conversation).next_prompt(llm) for conversation in read_prompts(prompts, limit)]
     room = llm.target.context - how["max_new_tokens"]
     fitting = [ids for ids in asked if len(ids) <= room]
-    with _bar("prompts") as told:
+    with _bar("prompts") as progress:
         return collect(
-            llm, fitting, batch=batch, progress=lambda done, count: told(done, len(fitting), f"{count:,} tokens"), **how
+            llm,
+            fitting,
+            batch=batch,
+            progress=lambda done, count: progress(done, len(fitting), f"{count:,} tokens"),
+            **how,
         )
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafters.eagle.formats import read_eagle
-from paceline.drafters.eagle.forward import Forward
+from paceline.drafters.eagle.forward import EagleForward
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
@@ -30,11 +30,11 @@ FADING = 0.1  # weight of the newest among measured seconds
 
 
 @dataclass
-class Drafting:
+class EagleState:
     """A request's state.
 
     Attributes:
-        waiting: see `Forward`.
+        waiting: see `EagleForward`.
         budget: chooses how much of a tree is verified; None: that is fixed.
         length: tokens when it was last drafted for.
     """
@@ -72,7 +72,7 @@ class Eagle(AutoregressiveDrafter):
         self.tree = min(tree, target.vocab_size if made.tokens is None else len(made.tokens))
         self.taps = (target.num_layers,)
         self.hidden_width = target.config.hidden_size
-        self.forward = Forward(made, target)
+        self.forward = EagleForward(made, target)
         self._features: Tensor  # guessed at the nodes that were drafted from last
         self._seconds = 0.0  # of a row's level of a tree, below the first: fading mean
 
@@ -85,11 +85,11 @@ class Eagle(AutoregressiveDrafter):
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         budget = Budget(costs_of(self.target)) if self.auto and self.tree > 1 else None
-        row.state = Drafting([hidden[self.target.num_layers]], budget)
+        row.state = EagleState([hidden[self.target.num_layers]], budget)
         self.forward.begin(row)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
-        state: Drafting = row.state
+        state: EagleState = row.state
         state.waiting.append(out.taps[self.target.num_layers][path])
         if state.budget:
             state.budget.observe(row.ids[state.length :])
@@ -155,6 +155,6 @@ class Eagle(AutoregressiveDrafter):
         return tree.descend(budget.least(rows, self._seconds) if budget else 0.0)
 
     def _chosen(self, row: Row, grown: DynamicTree, rows: int) -> TokenTree:
-        state: Drafting = row.state
+        state: EagleState = row.state
         state.length, tree = len(row.ids), grown.tree(self.source)
         return state.budget.choose(tree, rows) if state.budget else tree

@@ -21,7 +21,7 @@ from paceline.targets.target import PREFILL_CHUNK, Target
 ALONG = 16  # tokens that a row may catch up with in the pass over its root
 
 
-class Forward:
+class EagleForward:
     """What `EagleHead.forward` computes, on the target's own tier.
 
     Slot t of a row of the cache holds what the head reads at position t: the feature there and token t + 1. Up to the

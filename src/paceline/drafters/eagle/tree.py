@@ -9,7 +9,7 @@ from typing import NamedTuple
 from paceline.drafting.tree import TokenTree
 
 
-class Candidate(NamedTuple):
+class EagleCandidate(NamedTuple):
     logp: float  # of the whole path, by the head
     parent: int  # among the expanded nodes
     token: int
@@ -36,13 +36,13 @@ class DynamicTree:
         self.width, self.nodes = width, nodes
         self._logp = [0.0]  # of the expanded nodes
         self._places: dict[tuple[int, int], int] = {}  # by parent and token
-        self._level: list[Candidate] = []
-        self._best: list[Candidate] = []
+        self._level: list[EagleCandidate] = []
+        self._best: list[EagleCandidate] = []
 
     def propose(self, tokens: Sequence[Sequence[int]], logps: Sequence[Sequence[float]]) -> None:
         """The likeliest tokens behind each of the newest nodes, and their log-probabilities."""
         self._level = _sorted(
-            Candidate(self._logp[node] + min(logp, 0.0), node, token)  # no likelier than its parent by rounding
+            EagleCandidate(self._logp[node] + min(logp, 0.0), node, token)  # no likelier than its parent by rounding
             for node, *rows in zip(self.newest, tokens, logps, strict=True)
             for token, logp in zip(*rows, strict=True)
         )
@@ -69,13 +69,13 @@ class DynamicTree:
                 places[expanded] = node
         return tree
 
-    def _expand(self, candidate: Candidate) -> int:
+    def _expand(self, candidate: EagleCandidate) -> int:
         logp, parent, token = candidate
         self._logp.append(logp)
         self._places[parent, token] = node = self.expanded.add(token, parent, "")
         return node
 
 
-def _sorted(candidates: Iterable[Candidate]) -> list[Candidate]:
+def _sorted(candidates: Iterable[EagleCandidate]) -> list[EagleCandidate]:
     """The likeliest first; of equals, whoever was found first: parents before children."""
     return sorted(candidates, key=lambda candidate: -candidate.logp)

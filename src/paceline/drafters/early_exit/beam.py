@@ -8,7 +8,7 @@ from typing import NamedTuple
 from paceline.drafting.tree import TokenTree
 
 
-class Candidate(NamedTuple):
+class BeamCandidate(NamedTuple):
     score: float  # log-probability of the whole path
     parent: int
     token: int
@@ -29,14 +29,14 @@ class Beam:
         self.width, self.nodes, self.source = width, nodes, source
         self.newest = [0]  # the nodes to draft from, the likeliest first
         self._scores = [0.0]
-        self._level: list[Candidate] = []
-        self._spare: list[Candidate] = []
+        self._level: list[BeamCandidate] = []
+        self._spare: list[BeamCandidate] = []
 
     def propose(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> None:
         """The likeliest tokens behind each of the newest nodes, and their log-probabilities."""
         self._level = sorted(
             (
-                Candidate(self._scores[node] + score, node, token)
+                BeamCandidate(self._scores[node] + score, node, token)
                 for node, *rows in zip(self.newest, tokens, scores, strict=True)
                 for token, score in zip(*rows, strict=True)
             ),
@@ -60,6 +60,6 @@ class Beam:
         for candidate in left[: self.nodes - self.tree.drafted]:
             self._add(candidate)
 
-    def _add(self, candidate: Candidate) -> int:
+    def _add(self, candidate: BeamCandidate) -> int:
         self._scores.append(candidate.score)
         return self.tree.add(candidate.token, candidate.parent, self.source)

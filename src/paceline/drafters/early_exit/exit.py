@@ -19,7 +19,7 @@ from paceline.targets.target import PREFILL_CHUNK, Target
 
 
 @dataclass
-class Progress:
+class ExitProgress:
     """A request's state: how far the exit layers have come.
 
     Attributes:
@@ -34,7 +34,7 @@ class Progress:
 class Exit:
     """Exit layers and output matrix behind the block view of the target's own tier.
 
-    The cache's rows lag behind the target's by what waits in `row.state`, a `Progress`, until the row's next draft.
+    The cache's rows lag behind the target's by what waits in `row.state`, a `ExitProgress`, until the row's next draft.
     From then until the end of the round both caches have the same slots.
     """
 
@@ -51,7 +51,7 @@ class Exit:
         """A request joins with its prompt's hidden states."""
         self.cache.lengths[row.slot] = 0
         self._read(row, hidden)
-        row.state = Progress()
+        row.state = ExitProgress()
 
     def root(self, rows: Sequence[Row], hidden: Float[Tensor, "batch 1 hidden"]) -> Float[Tensor, "batch 1 hidden"]:
         """The layers over the roots, and over what waits before them."""

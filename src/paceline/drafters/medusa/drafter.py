@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafters.medusa.formats import read_medusa
-from paceline.drafters.medusa.forward import Forward, Guesses
+from paceline.drafters.medusa.forward import Guesses, MedusaForward
 from paceline.drafters.medusa.head import RANKS, MedusaHead
 from paceline.drafters.medusa.tree import Choice, Node, likeliest
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
@@ -28,7 +28,7 @@ CHAIN, STATIC, DYNAMIC = TREES = ("chain", "static", "dynamic")
 
 
 @dataclass
-class Drafting:
+class MedusaState:
     """A request's state.
 
     Attributes:
@@ -81,7 +81,7 @@ class Medusa(AutoregressiveDrafter):
         require(tree != STATIC or known, f"medusa: nobody measured the accuracies of these heads: use tree={DYNAMIC}")
         self.taps = (target.num_layers,)
         self.hidden_width = target.config.hidden_size
-        self.forward = Forward(made, target)
+        self.forward = MedusaForward(made, target)
         self.static = cache(self._static)
         self._rows: Sequence[Row] = ()
         self._guesses: Guesses | None = None  # of this round, once they are asked for
@@ -93,10 +93,10 @@ class Medusa(AutoregressiveDrafter):
         last = hidden[self.target.num_layers]
         # Before a prompt of one token there is nothing: its first draft is a blind guess.
         seen = last[-1] if len(last) else last.new_zeros(last.shape[1])
-        row.state = Drafting(seen, Budget(costs_of(self.target)) if self.auto and self.tree != CHAIN else None)
+        row.state = MedusaState(seen, Budget(costs_of(self.target)) if self.auto and self.tree != CHAIN else None)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
-        state: Drafting = row.state
+        state: MedusaState = row.state
         state.hidden = out.taps[self.target.num_layers][path[-1]]
         if state.budget:
             state.budget.observe(row.ids[state.length :])

@@ -20,7 +20,7 @@ class Guesses(NamedTuple):
     logits: Float[Tensor, "batch heads vocab"]
 
 
-class Forward:
+class MedusaForward:
     """What `MedusaHead.forward` computes, with weights laid out as the target's are: one matrix for the first blocks,
     which all read the same, then one product a layer."""
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
-from paceline.drafting.corpus.tokenized import PROVENANCE, Corpus, Source, tokenizer_of, workplace
+from paceline.drafting.corpus.tokenized import PROVENANCE, Corpus, CorpusSource, tokenizer_of, workplace
 from paceline.errors import CorpusError, IntegrityError, OptionError, TokenizerMismatch, require
 from paceline.targets import store
 from paceline.targets.progress import Stage, bars
@@ -39,12 +39,12 @@ class Datastore(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Built:
+class DatastoreBuild:
     """What a build made; `provenance.json` holds it too, except for the time."""
 
     model: str
     tokenizer: str  # its fingerprint
-    corpus: list[Source]
+    corpus: list[CorpusSource]
     tokens: int
     bytes: int  # of the file
     seconds: float
@@ -57,7 +57,7 @@ def build(
     *,
     model: str = "",
     stage: Stage = lambda text, total: lambda done: None,
-) -> Built:
+) -> DatastoreBuild:
     """Write the datastore of `corpus` and its provenance to the folder `out`: both or neither.
 
     The suffix array is made in memory: about 20 bytes a token.
@@ -92,7 +92,7 @@ def build(
         owner = {"tokenizer": fingerprint(tokenizer), "model": model}
         facts = {"format": FORMAT, "vocab": str(source.vocab), **owner}
         save_file({"tokens": tokens, "suffixes": suffixes}, work / FILE, facts)
-        built = Built(
+        built = DatastoreBuild(
             **owner,
             corpus=source.sources,
             tokens=sum(part.tokens for part in source.sources),
@@ -104,7 +104,7 @@ def build(
     return built
 
 
-def build_for(model: str, corpus: Sequence[Path], out: Path | None = None, *, progress: bool = True) -> Built:
+def build_for(model: str, corpus: Sequence[Path], out: Path | None = None, *, progress: bool = True) -> DatastoreBuild:
     """`build` with the tokenizer of a model named as users name it, into the folder where the drafter looks by itself
     unless `out` is given.
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from paceline.drafters.trigram.matrix import FILE, FORMAT, ORDERS, dtypes, matrix_folder, token_bits
 from paceline.drafters.trigram.runs import Packing, Runs
 from paceline.drafters.trigram.table import TableWriter, assemble
-from paceline.drafting.corpus.tokenized import PROVENANCE, Corpus, Source, tokenizer_of, workplace
+from paceline.drafting.corpus.tokenized import PROVENANCE, Corpus, CorpusSource, tokenizer_of, workplace
 from paceline.errors import CorpusError, require
 from paceline.targets.progress import Stage, bars
 from paceline.targets.tokenizers import fingerprint
@@ -25,7 +25,7 @@ _BETWEEN = np.array([-1], np.int32)  # texts
 
 
 @dataclass(frozen=True)
-class Built:
+class MatrixBuild:
     """What a build made; `provenance.json` holds it too, except for the time."""
 
     model: str
@@ -34,7 +34,7 @@ class Built:
     threshold: int
     discount: float
     weight: int
-    corpus: list[Source]
+    corpus: list[CorpusSource]
     tokens: int
     ngrams: dict[int, int]  # stored, by order
     bytes: int  # of the matrix file
@@ -53,7 +53,7 @@ def build(
     weight: int = 16,
     memory: int = 256,
     stage: Stage = lambda text, total: lambda done: None,
-) -> Built:
+) -> MatrixBuild:
     """Write the matrix of the n-grams in `corpus`, and its provenance, to the folder `out`: both or neither.
 
     Args:
@@ -97,7 +97,7 @@ def build(
             tables.append(table)
         owner = {"tokenizer": fingerprint(tokenizer), "model": model}
         assemble(tables, kinds, {"format": FORMAT, "order": str(order), "vocab": str(vocab), **owner}, work / FILE)
-        built = Built(
+        built = MatrixBuild(
             **owner,
             order=order,
             threshold=threshold,
@@ -116,7 +116,7 @@ def build(
 
 def build_for(
     model: str, corpus: Sequence[Path], out: Path | None = None, *, progress: bool = True, **options: Any
-) -> Built:
+) -> MatrixBuild:
     """`build` with the tokenizer of a model named as users name it, into the folder where the drafter looks by itself
     unless `out` is given.
 

@@ -52,7 +52,7 @@ NODE = np.dtype(
 WAITING = np.dtype([("node", np.int32), ("worth", np.float32)], align=True)
 
 
-class Arena(NamedTuple):
+class SearchArena(NamedTuple):
     """Memory of a search, used again and again."""
 
     nodes: np.ndarray  # of NODE; node 0 is the root
@@ -64,10 +64,10 @@ class Arena(NamedTuple):
     scores: Float[np.ndarray, " draft"]  # and the probability of its path
 
 
-def new_arena(order: int, iterations: int, nodes: int) -> Arena:
+def new_arena(order: int, iterations: int, nodes: int) -> SearchArena:
     """Memory for `iterations` and a draft of at most `nodes`: each can add the children of one node."""
     size = 1 + WIDTH * (iterations + nodes + 1)
-    return Arena(
+    return SearchArena(
         np.zeros(size, NODE),
         np.zeros(size, WAITING),
         np.zeros(order - 1, np.int64),
@@ -79,7 +79,7 @@ def new_arena(order: int, iterations: int, nodes: int) -> Arena:
 
 
 @compiled
-def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: Arena, random: Any) -> int:
+def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: SearchArena, random: Any) -> int:
     """Search behind the request's last tokens `tail`; returns the number of nodes of the draft in `arena.drawn`.
 
     Args:
@@ -129,7 +129,7 @@ def _select(nodes: np.ndarray, node: int, plan: Plan) -> int:
 
 
 @compiled
-def _expand(ngrams: Ngrams, arena: Arena, node: int, used: int, tail: np.ndarray) -> int:
+def _expand(ngrams: Ngrams, arena: SearchArena, node: int, used: int, tail: np.ndarray) -> int:
     """Add the successors of a node as its children; returns how much of the arena is used then."""
     _load_context(arena, node, tail)
     count = successors(ngrams, arena.context, arena.tokens, arena.probs)
@@ -144,7 +144,7 @@ def _expand(ngrams: Ngrams, arena: Arena, node: int, used: int, tail: np.ndarray
 
 
 @compiled
-def _simulate(ngrams: Ngrams, arena: Arena, node: int, tail: np.ndarray, plan: Plan, random: np.ndarray) -> float:
+def _simulate(ngrams: Ngrams, arena: SearchArena, node: int, tail: np.ndarray, plan: Plan, random: np.ndarray) -> float:
     """Go on at random from a node to the full depth; the reward of the whole path.
 
     It is the expected number of accepted tokens along the path as a share of the depth; in the paper's form (lines
@@ -176,7 +176,7 @@ def _simulate(ngrams: Ngrams, arena: Arena, node: int, tail: np.ndarray, plan: P
 
 
 @compiled
-def _draw(ngrams: Ngrams, arena: Arena, used: int, tail: np.ndarray, plan: Plan) -> int:
+def _draw(ngrams: Ngrams, arena: SearchArena, used: int, tail: np.ndarray, plan: Plan) -> int:
     """Draw the draft from the tree, the best node first and parents before children, looking up what MCTS did not.
 
     A node goes on with a continuation or branches off a new one; of those there are at most `plan.candidates`.
@@ -225,7 +225,7 @@ def _worth(node: Any, plan: Plan) -> float:
 
 
 @compiled
-def _load_context(arena: Arena, node: int, tail: np.ndarray) -> None:
+def _load_context(arena: SearchArena, node: int, tail: np.ndarray) -> None:
     """Put the last n - 1 tokens up to and including a node into `arena.context`."""
     at = arena.context.size - 1
     while node > 0 and at >= 0:

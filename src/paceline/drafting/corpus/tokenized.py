@@ -27,8 +27,7 @@ from paceline.errors import CorpusError, DiskFull, ModelError, TokenizerMismatch
 from paceline.targets import store
 from paceline.targets.loading import first_line, quiet
 from paceline.targets.progress import Stage
-from paceline.targets.sources import Source as ModelSource
-from paceline.targets.sources import resolve
+from paceline.targets.sources import ModelSource, resolve
 from paceline.targets.tokenizers import fingerprint
 
 PROVENANCE = "provenance.json"
@@ -54,7 +53,7 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusSource:
     """A file, or a folder of samples, that was read."""
 
     name: str
@@ -81,7 +80,7 @@ class Corpus:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, paths: Sequence[Path], stage: Stage, title: str) -> None:
         require(len(paths) > 0, "name at least one corpus file")
-        self.tokenizer, self.paths, self.sources = tokenizer, paths, list[Source]()
+        self.tokenizer, self.paths, self.sources = tokenizer, paths, list[CorpusSource]()
         self.vocab = max(tokenizer.get_vocab().values()) + 1
         self._stage, self._title = stage, title
 
@@ -95,7 +94,7 @@ class Corpus:
             for text in self._read(path, parts, chat, partial(_moved, seen, before)):
                 count, tokens = count + 1, tokens + len(text.ids)
                 yield text
-            self.sources.append(Source(path.name, size, _sha256(parts), count, tokens))
+            self.sources.append(CorpusSource(path.name, size, _sha256(parts), count, tokens))
             before += size
 
     def _read(self, path: Path, parts: Sequence[Path], chat: Chat, moved: Moved) -> Iterator[Text]:
@@ -158,12 +157,12 @@ def _samples(folder: Path, shards: Sequence[Path], vocab: int, moved: Moved) -> 
             edges = np.flatnonzero(np.diff(mask[start:stop] != 0, prepend=False, append=False))
             for first, last in zip(edges[::2] + start, edges[1::2] + start, strict=True):
                 begin = max(first - CONTEXT, start)
-                yield _told(ids[begin:last].astype(np.int32), top[begin:last], logp[begin:last])
+                yield _answer_text(ids[begin:last].astype(np.int32), top[begin:last], logp[begin:last])
         read += shard.stat().st_size
         moved(read)
 
 
-def _told(ids: np.ndarray, top: np.ndarray, logp: np.ndarray) -> Text:
+def _answer_text(ids: np.ndarray, top: np.ndarray, logp: np.ndarray) -> Text:
     """A text with the model's likeliest tokens at each place, of which unknown ones are negative."""
     place, rank = np.nonzero(top >= 0)
     if len(place) == 0:

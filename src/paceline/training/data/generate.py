@@ -20,7 +20,7 @@ from paceline.training.data.samples import OPEN, PROMPT, Manifest, Sample, shard
 from paceline.training.data.self_distill import DistillConfig, SelfDistillation
 
 
-class Progress(NamedTuple):
+class DataProgress(NamedTuple):
     """Where this process stands with its share of the work."""
 
     done: int  # conversations
@@ -65,7 +65,7 @@ def make_data(
     batch: int = 8,
     share: tuple[int, int] = (0, 1),
     facts: dict[str, Any] | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[DataProgress], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Write training data into `out`, going on where an earlier run of the same settings stopped.
 
@@ -117,22 +117,22 @@ def _generate(
     out: Path,
     manifest: Manifest,
     budget: int | None,
-    progress: Callable[[Progress], None],
+    progress: Callable[[DataProgress], None],
 ) -> None:
     config, started = writer.config, time.perf_counter()
     of, done, tokens, generated = sum(len(group) for _, group in groups), 0, 0, 0
 
-    def told(count: int) -> None:
+    def count_tokens(count: int) -> None:
         nonlocal tokens
         tokens += count
-        progress(Progress(done, of, tokens, time.perf_counter() - started))
+        progress(DataProgress(done, of, tokens, time.perf_counter() - started))
 
     for number, group in groups:
         if budget is not None and generated >= budget:
             break
         counts = shard_counts(out / shard_name(number))
         if counts is None:
-            samples = writer.run(group, told)
+            samples = writer.run(group, count_tokens)
             written = sum(map(_learnt, samples))
             if open_text:
                 samples += open_text.samples(number, round(written * config.text_share / (1 - config.text_share)))
@@ -146,7 +146,7 @@ def _generate(
             write_shard(out, number, samples, config.top, counts)
         manifest.add(shard_name(number), counts)
         done, generated = done + len(group), generated + counts["generated"]
-        progress(Progress(done, of, tokens, time.perf_counter() - started, shard_name(number)))
+        progress(DataProgress(done, of, tokens, time.perf_counter() - started, shard_name(number)))
 
 
 def _learnt(sample: Sample) -> int:

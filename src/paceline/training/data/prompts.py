@@ -63,7 +63,7 @@ def _rows(path: Path) -> Iterator[Conversation]:
 def _conversation(row: object) -> Conversation:
     if isinstance(row, dict):
         turns = row.get("turns", [row.get("prompt", row.get("text"))])
-        told = isinstance(turns, list) and turns and all(isinstance(turn, str) and turn.strip() for turn in turns)
-        if told and isinstance(row.get("system"), str | None):
+        valid = isinstance(turns, list) and turns and all(isinstance(turn, str) and turn.strip() for turn in turns)
+        if valid and isinstance(row.get("system"), str | None):
             return Conversation(tuple(turns), row.get("system") or None, raw="turns" not in row and "prompt" not in row)
     raise ValueError("expected a JSON object with 'turns' (a list of texts), 'prompt' or 'text', none of them empty")

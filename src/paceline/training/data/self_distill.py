@@ -123,8 +123,8 @@ class SelfDistillation:
         self.llm, self.config, self.batch = llm, config, batch
         self.room = min(config.max_length, llm.target.context) - config.max_new_tokens
 
-    def run(self, conversations: Sequence[Conversation], told: Callable[[int], None]) -> list[Sample]:
-        """The samples of some conversations, in their order; `told` of every new token."""
+    def run(self, conversations: Sequence[Conversation], count: Callable[[int], None]) -> list[Sample]:
+        """The samples of some conversations, in their order; `count` is told of every new token."""
         drafts = [Draft(conversation) for conversation in conversations]
         going = drafts
         while going:
@@ -132,7 +132,7 @@ class SelfDistillation:
             pairs = [(self._request(ids), draft) for ids, draft in asked if len(ids) <= self.room]
             pairs.sort(key=lambda pair: pair[0].prompt_length)  # rows of one length read the same part of the cache
             for _ in self.llm.engine.run([request for request, _ in pairs], self.batch):
-                told(1)
+                count(1)
             for request, draft in pairs:
                 [noted] = request.processors.processors
                 text = self.llm.tokenizer.decode(request.output, skip_special_tokens=True)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from paceline.errors import require
 from paceline.training.data.dataset import Batch
-from paceline.training.heads.head_task import Drafts, FeatureTask, Truth
+from paceline.training.heads.head_task import Drafts, FeatureTask, TargetFeatures
 from paceline.training.task import Player, Task
 
 FORMS = ("full", "low-cost")
@@ -98,7 +98,7 @@ class Judged(NamedTuple):
 
     hidden: Float[Tensor, "n hidden"]
     drafted: Float[Tensor, "n width"]  # what it sees of the head's logits
-    truth: Truth
+    truth: TargetFeatures
     weights: Float[Tensor, " n"]
 
 
@@ -163,16 +163,16 @@ class Adversarial(Task):
     def count(self, batch: Batch) -> Float[Tensor, " counts"]:
         judged = self._seen(self.task.drafts(batch, learning=False))
         (drafted, real), weights = self._verdicts(judged), judged.weights
-        told = weights * ((drafted < 0).float() + (real > 0).float()) / 2
+        right = weights * ((drafted < 0).float() + (real > 0).float()) / 2
         loss = weights * (functional.softplus(drafted) + functional.softplus(-real))
         fooled = weights * functional.softplus(-drafted)
-        own = torch.stack([told.sum(), loss.sum(), fooled.sum(), weights.sum()])
+        own = torch.stack([right.sum(), loss.sum(), fooled.sum(), weights.sum()])
         return torch.cat([self.task.count(batch), own])
 
     def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
-        told, loss, fooled, weights = counts[self.task.counts :].tolist()
+        right, loss, fooled, weights = counts[self.task.counts :].tolist()
         return self.task.measure(counts[: self.task.counts]) | {
-            "discriminator_accuracy": told / weights,
+            "discriminator_accuracy": right / weights,
             "discriminator_held_back_loss": loss / weights,
             "adversarial_held_back_loss": fooled / weights,
         }

@@ -17,8 +17,8 @@ from paceline.drafters.eagle.head import EagleHead
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
-from paceline.training.heads.frozen_layers import Frozen
-from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, Truth, ahead
+from paceline.training.heads.frozen_layers import HiddenStates
+from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, TargetFeatures, ahead
 from paceline.training.heads.rollout import rollout
 from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, draft_counts, figures, tally
 
@@ -53,7 +53,7 @@ class _Step(NamedTuple):
     logits: Float[Tensor, "n vocab"]
 
 
-class Eagle(FeatureTask):
+class EagleTask(FeatureTask):
     """What belongs to position t of a text, where `batch.labels` and `top_ids` have token t + 1:
 
     the head reads          the feature at t, token t + 1     features, ids ahead by 1
@@ -64,7 +64,9 @@ class Eagle(FeatureTask):
 
     counts = COUNTS
 
-    def __init__(self, head: EagleHead, features: Frozen, options: EagleOptions, matrix: Tensor, seed: int) -> None:
+    def __init__(
+        self, head: EagleHead, features: HiddenStates, options: EagleOptions, matrix: Tensor, seed: int
+    ) -> None:
         super().__init__(head, features, options.objective, matrix)
         self.options, self.seed = options, seed
 
@@ -76,13 +78,13 @@ class Eagle(FeatureTask):
         true, losses = ahead(features, 1, 0.0), []
         for step, weight in zip(steps, weights, strict=True):
             far = functional.smooth_l1_loss(step.guessed, true[step.rows], reduction="none").mean(-1)
-            said = self._said(batch, step, weight, Truth(true[step.rows]))
+            said = self._said(batch, step, weight, TargetFeatures(true[step.rows]))
             losses.append(said + self.options.regression * (weight * far).sum())
         return Drafts(
             torch.cat([step.logits for step in steps]),
             torch.cat(weights),
             torch.cat([ahead(features, -n, 0.0)[step.rows] for n, step in enumerate(steps)]),
-            Truth(torch.cat([true[step.rows] for step in steps])),
+            TargetFeatures(torch.cat([true[step.rows] for step in steps])),
             torch.stack(losses).sum(),
         )
 
@@ -93,7 +95,7 @@ class Eagle(FeatureTask):
             rows[:, :n] = False  # where a draft would have begun before the text
             yield _Step(rows, guessed[rows], self.head.outputs(guessed[rows]))
 
-    def _said(self, batch: Batch, step: _Step, weight: Tensor, truth: Truth) -> Float[Tensor, ""]:
+    def _said(self, batch: Batch, step: _Step, weight: Tensor, truth: TargetFeatures) -> Float[Tensor, ""]:
         """The loss of what a step says of the next token."""
         labels, top_ids = ahead(batch.labels, 1, IGNORE), ahead(batch.top_ids, 1, UNKNOWN)
         top_logp = ahead(batch.top_logp, 1, -torch.inf)
@@ -120,7 +122,7 @@ class Eagle(FeatureTask):
             asked.append(ahead(step.rows, n, False))
             if n == 0:
                 first, chosen = step, best
-        truth = Truth(ahead(features, 1, 0.0)[first.rows])
+        truth = TargetFeatures(ahead(features, 1, 0.0)[first.rows])
         loss = self._said(batch, first, torch.ones_like(first.logits[:, 0]), truth)
         return tally(draft_counts(torch.stack(right, -1), torch.stack(asked, -1)), chosen, top_ids[first.rows], loss)
 

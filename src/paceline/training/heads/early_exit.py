@@ -41,7 +41,7 @@ class ExitConfig(TaskOptions):
         require(self.start in STARTS, f"start must be {' or '.join(STARTS)}, not '{self.start}'")
 
 
-class EarlyExit(HeadTask):
+class EarlyExitTask(HeadTask):
     """An exit head as a `Task`, on the hidden states of the layers below it."""
 
     counts = COUNTS

@@ -41,7 +41,7 @@ class FeatureStore:
         layers: what to keep.
         fingerprint: of the model (see `probe`), which the files belong to.
         limit: most that may be stored, in GB.
-        told: of tokens that are done, and of how many.
+        progress: told how many tokens are done, of how many.
 
     Raises:
         OptionError: the data needs more than `limit`.
@@ -55,7 +55,7 @@ class FeatureStore:
         data: Dataset,
         fingerprint: Float[Tensor, "tokens hidden"],
         limit: float = LIMIT,
-        told: Callable[[int, int], None] = lambda done, of: None,
+        progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
         self.layers, self.data = layers, data
         self.width: int = layers.target.config.hidden_size
@@ -71,7 +71,7 @@ class FeatureStore:
         try:
             for folder in dict.fromkeys(path.parent for path in self.paths):
                 _belongs(folder, made[folder.parents[1]], fingerprint)
-            self._fill(told)
+            self._fill(progress)
         except OSError as error:
             raise DataError(f"cannot write {error.filename or self.paths[0].parent}: {error.strerror}") from error
         self.parts = [self._mapped(path, len(shard.ids)) for path, shard in zip(self.paths, data.shards, strict=True)]
@@ -89,7 +89,7 @@ class FeatureStore:
             raise DataError(f"{path} is damaged: delete it, and it is made again")
         return np.memmap(path, np.float16, "r", shape=(tokens, self.width))
 
-    def _fill(self, told: Callable[[int, int], None]) -> None:
+    def _fill(self, progress: Callable[[int, int], None]) -> None:
         samples: dict[int, list[int]] = {number: [] for number in range(len(self.paths))}
         for index, (number, _) in enumerate(self.data.where):
             samples[number].append(index)
@@ -106,7 +106,7 @@ class FeatureStore:
                     with _locked(self.paths[number], wait):
                         if not self.paths[number].exists():
                             for count in self._compute(number, samples[number]):
-                                told(done := done + count, of)
+                                progress(done := done + count, of)
                 except Timeout:
                     continue
 

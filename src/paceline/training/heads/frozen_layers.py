@@ -16,7 +16,7 @@ from paceline.targets.target import Target
 from paceline.training.data.dataset import Batch
 
 #: Hidden states of a batch's tokens, from the target itself or from a store.
-Frozen = Callable[[Batch], Float[Tensor, "batch tokens hidden"]]
+HiddenStates = Callable[[Batch], Float[Tensor, "batch tokens hidden"]]
 
 
 def cut(model: PreTrainedModel, first: int, last: int = 0) -> PreTrainedModel:

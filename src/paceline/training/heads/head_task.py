@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.drafting.heads import TrainedHead
 from paceline.errors import require
 from paceline.training.data.dataset import Batch
-from paceline.training.heads.frozen_layers import Frozen
+from paceline.training.heads.frozen_layers import HiddenStates
 from paceline.training.objectives import WHOLE, soft_cross_entropy, soft_labels, whole_cross_entropy
 from paceline.training.task import Task, TaskOptions
 
@@ -33,7 +33,7 @@ class HeadOptions(TaskOptions):
         require(self.layers >= 1, f"a head has K = 1 layer or more, not {self.layers}")
 
 
-class Truth(NamedTuple):
+class TargetFeatures(NamedTuple):
     """The target's features that its own logits for drafted tokens come from: `rows` names each draft's among
     `features`, as several drafts may be of one token; None: one each, in order."""
 
@@ -51,7 +51,7 @@ class Drafts(NamedTuple):
     logits: Float[Tensor, "n vocab"]  # over its own tokens
     weights: Float[Tensor, " n"]  # their parts in losses; they sum to the labels of the batch, or a little less
     hidden: Float[Tensor, "n hidden"]  # the target's feature that the draft began from
-    truth: Truth  # what the target says of the same tokens
+    truth: TargetFeatures  # what the target says of the same tokens
     loss: Float[Tensor, ""]  # supervised, summed
 
 
@@ -64,7 +64,7 @@ class HeadTask(Task):
         objective: see `soft_labels`.
     """
 
-    def __init__(self, head: Any, frozen: Frozen, objective: str) -> None:
+    def __init__(self, head: Any, frozen: HiddenStates, objective: str) -> None:
         self.head, self.frozen, self.objective = head, frozen, objective
 
     @property
@@ -95,7 +95,7 @@ class FeatureTask(HeadTask):
         matrix: the target's output rows for the head's tokens, which these logits come from.
     """
 
-    def __init__(self, head: Any, frozen: Frozen, objective: str, matrix: Float[Tensor, "vocab hidden"]) -> None:
+    def __init__(self, head: Any, frozen: HiddenStates, objective: str, matrix: Float[Tensor, "vocab hidden"]) -> None:
         super().__init__(head, frozen, objective)
         self.matrix = matrix
 
@@ -108,7 +108,7 @@ class FeatureTask(HeadTask):
         logits: Float[Tensor, "n vocab"],
         weights: Float[Tensor, " n"],
         wanted: tuple[Tensor, Tensor, Tensor],
-        truth: Truth,
+        truth: TargetFeatures,
     ) -> Float[Tensor, ""]:
         """`distil`, or against all that the target says."""
         if self.objective == WHOLE:

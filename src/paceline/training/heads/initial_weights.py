@@ -14,7 +14,7 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
 from paceline.errors import DataError
 from paceline.training.data.dataset import IGNORE, Batch, Dataset
-from paceline.training.heads.frozen_layers import Frozen
+from paceline.training.heads.frozen_layers import HiddenStates
 from paceline.training.heads.head_task import ahead
 from paceline.training.objectives import soft_labels
 
@@ -46,7 +46,7 @@ class Regression:
 
 
 @torch.no_grad()
-def fit_eagle(head: EagleHead, features: Frozen, data: Dataset, samples: Sequence[int]) -> None:
+def fit_eagle(head: EagleHead, features: HiddenStates, data: Dataset, samples: Sequence[int]) -> None:
     """Let `fc` guess the next feature from embedding and feature as well as a linear map can; the layers, which add
     nothing yet, learn the rest. Without this the head starts by saying the token again that it has just read."""
     assert head.embedding is not None
@@ -61,7 +61,7 @@ def fit_eagle(head: EagleHead, features: Frozen, data: Dataset, samples: Sequenc
 
 
 @torch.no_grad()
-def fit_medusa(head: MedusaHead, features: Frozen, data: Dataset, samples: Sequence[int]) -> None:
+def fit_medusa(head: MedusaHead, features: HiddenStates, data: Dataset, samples: Sequence[int]) -> None:
     """Fold into vocabulary layers of their own the linear map from a feature to the one that is `1 + i` positions on;
     into one that all heads share, the map for the first of them."""
     if head.config.vocabulary == OF_TARGET:
@@ -78,7 +78,7 @@ def fit_medusa(head: MedusaHead, features: Frozen, data: Dataset, samples: Seque
 
 @torch.no_grad()
 def fit_output(
-    head: ExitHead, matrix: Float[Tensor, "all hidden"], frozen: Frozen, data: Dataset, samples: Sequence[int]
+    head: ExitHead, matrix: Float[Tensor, "all hidden"], frozen: HiddenStates, data: Dataset, samples: Sequence[int]
 ) -> None:
     """Fold into the head's output matrix the linear map that best takes its states to what follows.
 

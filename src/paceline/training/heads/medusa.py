@@ -14,8 +14,8 @@ from paceline.drafters.medusa.head import RANKS, MedusaHead
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
-from paceline.training.heads.frozen_layers import Frozen
-from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, Truth, ahead
+from paceline.training.heads.frozen_layers import HiddenStates
+from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, TargetFeatures, ahead
 from paceline.training.heads.simulated_acceptance import COUNTS, draft_counts, figures, tally
 
 DECAY = 0.8  # a head's weight in the loss, relative to the one before it (Medusa, section 2.2.1)
@@ -36,10 +36,10 @@ class MedusaOptions(HeadOptions):
         require(1 <= self.heads <= 5, f"heads must lie in 1 .. 5, not {self.heads}")
 
 
-class Medusa(FeatureTask):
+class MedusaTask(FeatureTask):
     """Head i learns at position t what token t + 2 + i will be: all heads at all positions in one pass."""
 
-    def __init__(self, head: MedusaHead, features: Frozen, objective: str, matrix: Tensor) -> None:
+    def __init__(self, head: MedusaHead, features: HiddenStates, objective: str, matrix: Tensor) -> None:
         super().__init__(head, features, objective, matrix)
         self.heads = head.config.heads
         self.counts = COUNTS + self.heads * (RANKS + 1)
@@ -64,13 +64,15 @@ class Medusa(FeatureTask):
         loss = self.learn(logits, weights, (labels.flatten(), top_ids.flatten(0, 1), top_logp.flatten(0, 1)), truth)
         return Drafts(logits, weights, seen.flatten(0, 1), truth, loss), labels, top_ids
 
-    def _truth(self, features: Float[Tensor, "batch tokens hidden"], rows: Bool[Tensor, "batch tokens"]) -> Truth:
+    def _truth(
+        self, features: Float[Tensor, "batch tokens hidden"], rows: Bool[Tensor, "batch tokens"]
+    ) -> TargetFeatures:
         """Head i at t and head i + 1 at t - 1 draft the same token: what the target says of it is computed once. What
         would lie behind a text's end weighs nothing."""
         begun = rows.flatten().nonzero()[:, 0]
-        told = begun[:, None] + 1 + torch.arange(self.heads, device=begun.device)
-        which, each = told.clamp(max=rows.numel() - 1).flatten().unique(return_inverse=True)
-        return Truth(features.flatten(0, 1)[which], each)
+        ahead_of = begun[:, None] + 1 + torch.arange(self.heads, device=begun.device)
+        which, each = ahead_of.clamp(max=rows.numel() - 1).flatten().unique(return_inverse=True)
+        return TargetFeatures(features.flatten(0, 1)[which], each)
 
     def _ahead(self, values: Tensor, fill: float) -> Tensor:
         """`[batch, tokens, ...]` -> `[batch, tokens, heads, ...]`: what is to be known where head i's token follows."""

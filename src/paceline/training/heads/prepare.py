@@ -18,14 +18,14 @@ from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
 from paceline.targets.tokenizers import fingerprint
 from paceline.training.data.dataset import Dataset, frequent_tokens
-from paceline.training.heads.early_exit import EarlyExit, ExitConfig
+from paceline.training.heads.early_exit import EarlyExitTask, ExitConfig
 from paceline.training.heads.feature_store import FeatureStore
-from paceline.training.heads.frozen_layers import Frozen, FrozenLayers, cut
+from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates, cut
 from paceline.training.heads.initial_weights import fit_output
 from paceline.training.trainer import TrainConfig
 
 
-class Assembled(NamedTuple):
+class PreparedTraining(NamedTuple):
     """A task with its data, and the parameters of the model it is for."""
 
     task: Any  # a `Task` with a `head`
@@ -36,23 +36,23 @@ class Assembled(NamedTuple):
     total: int  # of the whole target
 
 
-class How(NamedTuple):
+class TrainingPlan(NamedTuple):
     """How a head is trained, whatever its kind.
 
     Attributes:
         tier: which computes the frozen layers.
         at_home: told where the head would be found, before anything takes long.
-        told: of tokens whose states have been stored, of how many.
+        stored: told of how many tokens the states have been stored, of how many.
     """
 
     training: TrainConfig
     device: torch.device
     tier: str | None = None
     at_home: Callable[[Path], None] = lambda home: None
-    told: Callable[[int, int], None] = lambda done, of: None
+    stored: Callable[[int, int], None] = lambda done, of: None
 
 
-def early_exit(name: str, folders: Sequence[Path], config: ExitConfig, how: How) -> Assembled:
+def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, plan: TrainingPlan) -> PreparedTraining:
     """An exit head to train for the model called `name`, on the data of `folders`.
 
     Raises:
@@ -66,7 +66,7 @@ def early_exit(name: str, folders: Sequence[Path], config: ExitConfig, how: How)
     require(1 <= config.layers < count, f"layers must lie in 1 .. {count - 1}, not {config.layers}")
     follow = config.start == "fitted" and config.layers + config.exit_layers <= count
     model = cut(model, config.layers + (config.exit_layers if follow else 0), max(1, config.exit_layers))
-    dtype = torch.float32 if how.device.type == "cpu" else model.dtype
+    dtype = torch.float32 if plan.device.type == "cpu" else model.dtype
     model = model.float()  # for a fingerprint that does not depend on how training computes
     target = as_target(model)
     head = ExitHead.from_target(
@@ -78,19 +78,19 @@ def early_exit(name: str, folders: Sequence[Path], config: ExitConfig, how: How)
         copied=config.layers if follow else None,
     )
     home = head.stored_path(target)
-    how.at_home(home)
-    head.to(how.device)
-    matrix = model.get_output_embeddings().weight.detach().to(how.device, copy=True)
-    model = nn.Module.to(cut(model, config.layers), how.device, dtype)
+    plan.at_home(home)
+    head.to(plan.device)
+    matrix = model.get_output_embeddings().weight.detach().to(plan.device, copy=True)
+    model = nn.Module.to(cut(model, config.layers), plan.device, dtype)
     loaded = parameters(model) + head.parameter_counts()["total"]
-    frozen: Frozen
-    frozen = first = FrozenLayers(fast(model, tokenizer, how.tier), config.layers)
+    frozen: HiddenStates
+    frozen = first = FrozenLayers(fast(model, tokenizer, plan.tier), config.layers)
     if config.stored:
-        frozen = FeatureStore(first, data, head.fingerprint, config.store_limit, how.told)
+        frozen = FeatureStore(first, data, head.fingerprint, config.store_limit, plan.stored)
     if config.start == "fitted":
-        fit_output(head, matrix, frozen, data, data.split(how.training.held_back)[0])
+        fit_output(head, matrix, frozen, data, data.split(plan.training.held_back)[0])
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
-    return Assembled(EarlyExit(head, frozen, config.objective), data, home, settings, loaded, total)
+    return PreparedTraining(EarlyExitTask(head, frozen, config.objective), data, home, settings, loaded, total)
 
 
 def facts(config: Any) -> dict[str, Any]:

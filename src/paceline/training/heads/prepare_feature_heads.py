@@ -20,17 +20,17 @@ from paceline.targets.target import Target, as_target
 from paceline.targets.tokenizers import fingerprint
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads.adversarial import Adversarial, AdversarialOptions, Discriminator
-from paceline.training.heads.eagle import Eagle, EagleOptions
+from paceline.training.heads.eagle import EagleOptions, EagleTask
 from paceline.training.heads.feature_store import FeatureStore
-from paceline.training.heads.frozen_layers import Frozen, FrozenLayers
+from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates
 from paceline.training.heads.head_task import FeatureTask, HeadOptions
 from paceline.training.heads.initial_weights import fit_eagle, fit_medusa
-from paceline.training.heads.medusa import Medusa, MedusaOptions, break_symmetry
-from paceline.training.heads.prepare import Assembled, How, facts, fast, parameters
+from paceline.training.heads.medusa import MedusaOptions, MedusaTask, break_symmetry
+from paceline.training.heads.prepare import PreparedTraining, TrainingPlan, facts, fast, parameters
 from paceline.training.task import Task
 
 
-class Setting(NamedTuple):
+class FrozenModel(NamedTuple):
     """A target, in float32, and what its heads learn from."""
 
     model: PreTrainedModel
@@ -42,77 +42,90 @@ class Setting(NamedTuple):
     total: int  # parameters of the model
 
 
-def medusa(
-    name: str, folders: Sequence[Path], config: MedusaOptions, how: How, adversarial: AdversarialOptions | None = None
-) -> Assembled:
-    """Medusa heads to train for the model called `name`, on the data of `folders`; errors as of `early_exit`."""
-    setting = _setting(name, folders, config)
+def prepare_medusa(
+    name: str,
+    folders: Sequence[Path],
+    config: MedusaOptions,
+    plan: TrainingPlan,
+    adversarial: AdversarialOptions | None = None,
+) -> PreparedTraining:
+    """Medusa heads to train for the model called `name`, on the data of `folders`.
+
+    Raises what `prepare_early_exit` does.
+    """
+    frozen = _frozen(name, folders, config)
     head = MedusaHead.from_target(
-        setting.model,
+        frozen.model,
         heads=config.heads,
         layers=config.layers,
         vocabulary=config.vocabulary,
-        tokens=setting.tokens,
+        tokens=frozen.tokens,
     )
-    break_symmetry(head, how.training.seed)
+    break_symmetry(head, plan.training.seed)
 
-    def task(features: Frozen, matrix: Tensor) -> Medusa:
-        return Medusa(head, features, config.objective, matrix)
+    def make_task(features: HiddenStates, matrix: Tensor) -> MedusaTask:
+        return MedusaTask(head, features, config.objective, matrix)
 
-    return _assembled(setting, head, fit_medusa, task, config, how, adversarial)
-
-
-def eagle(
-    name: str, folders: Sequence[Path], config: EagleOptions, how: How, adversarial: AdversarialOptions | None = None
-) -> Assembled:
-    """An EAGLE head, as `medusa`."""
-    setting = _setting(name, folders, config)
-    head = EagleHead.from_target(setting.model, config.layers, tokens=setting.tokens, seed=how.training.seed)
-
-    def task(features: Frozen, matrix: Tensor) -> Eagle:
-        return Eagle(head, features, config, matrix, how.training.seed)
-
-    return _assembled(setting, head, fit_eagle, task, config, how, adversarial)
+    return _prepared(frozen, head, fit_medusa, make_task, config, plan, adversarial)
 
 
-def _setting(name: str, folders: Sequence[Path], config: HeadOptions) -> Setting:
+def prepare_eagle(
+    name: str,
+    folders: Sequence[Path],
+    config: EagleOptions,
+    plan: TrainingPlan,
+    adversarial: AdversarialOptions | None = None,
+) -> PreparedTraining:
+    """An EAGLE head, as `prepare_medusa`."""
+    frozen = _frozen(name, folders, config)
+    head = EagleHead.from_target(frozen.model, config.layers, tokens=frozen.tokens, seed=plan.training.seed)
+
+    def make_task(features: HiddenStates, matrix: Tensor) -> EagleTask:
+        return EagleTask(head, features, config, matrix, plan.training.seed)
+
+    return _prepared(frozen, head, fit_eagle, make_task, config, plan, adversarial)
+
+
+def _frozen(name: str, folders: Sequence[Path], config: HeadOptions) -> FrozenModel:
     model, tokenizer = load_as_stored(name)
     data = Dataset(*folders, max_length=config.max_length, tokenizer=fingerprint(tokenizer))
     total, dtype = parameters(model), model.dtype
     target = as_target(model.float())  # for a fingerprint that does not depend on how training computes
     tokens = frequent_tokens(data.frequencies(target.vocab_size), config.vocab, target.eos)
-    return Setting(model, tokenizer, with_blocks(target, "a head on the model's features"), data, tokens, dtype, total)
+    return FrozenModel(
+        model, tokenizer, with_blocks(target, "a head on the model's features"), data, tokens, dtype, total
+    )
 
 
-def _assembled(
-    setting: Setting,
+def _prepared(
+    frozen: FrozenModel,
     head: TrainedHead,
-    fit: Callable[[Any, Frozen, Dataset, Sequence[int]], None],
-    task: Callable[[Frozen, Tensor], FeatureTask],
+    fit: Callable[[Any, HiddenStates, Dataset, Sequence[int]], None],
+    make_task: Callable[[HiddenStates, Tensor], FeatureTask],
     config: HeadOptions,
-    how: How,
+    plan: TrainingPlan,
     adversarial: AdversarialOptions | None,
-) -> Assembled:
-    model, data, (training, device, tier, at_home, told) = setting.model, setting.data, how
-    home = head.stored_path(setting.target) / f"k{config.layers}{'-adv' if adversarial else ''}"
+) -> PreparedTraining:
+    model, data, (training, device, tier, at_home, stored) = frozen.model, frozen.data, plan
+    home = head.stored_path(frozen.target) / f"k{config.layers}{'-adv' if adversarial else ''}"
     at_home(home)
-    dtype = torch.float32 if device.type == "cpu" else setting.dtype
+    dtype = torch.float32 if device.type == "cpu" else frozen.dtype
     head.to(device)
     matrix, embeddings = (
         _rows(part, head, device) for part in (model.get_output_embeddings(), model.get_input_embeddings())
     )
-    layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), setting.tokenizer, tier))
-    features = FeatureStore(layers, data, head.fingerprint, config.store_limit, told) if config.stored else layers
+    layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), frozen.tokenizer, tier))
+    features = FeatureStore(layers, data, head.fingerprint, config.store_limit, stored) if config.stored else layers
     fit(head, features, data, data.split(training.held_back)[0])
     learner: Task
-    made = learner = task(features, matrix)
+    made = learner = make_task(features, matrix)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     if adversarial:
         discriminator = Discriminator(adversarial.form, adversarial.layers, embeddings, training.seed).to(device)
         learner = Adversarial(made, discriminator, adversarial)
         settings["adversarial"] = asdict(adversarial)
-    loaded = setting.total + parameters(learner.module)
-    return Assembled(learner, data, home, settings, loaded, setting.total)
+    loaded = frozen.total + parameters(learner.module)
+    return PreparedTraining(learner, data, home, settings, loaded, frozen.total)
 
 
 def _rows(part: Any, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:

@@ -21,7 +21,7 @@ Skip = Collection[tuple[int, str]]
 Matches = list[Bool[np.ndarray, " tokens"]]  # a prompt: whether each token would have been drafted right
 
 
-class Replay:
+class GreedyReplay:
     """The target's greedy continuations of some prompts, against which a draft is checked in one pass.
 
     In a round the draft sees the committed tokens with the target's exact keys and values. Under greedy decoding
@@ -79,7 +79,7 @@ def tau(matches: Matches, k: int) -> float:
 
 
 @dataclass(frozen=True)
-class Costs:
+class SkipCosts:
     """Seconds of the passes a round is made of.
 
     Attributes:
@@ -93,7 +93,7 @@ class Costs:
     verify: tuple[float, ...]
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> Costs:
+    def of(cls, data: dict[str, Any]) -> SkipCosts:
         """From what `dataclasses.asdict` made of it, through JSON or not."""
         return cls(data["fixed"], data["sublayer"], tuple(data["verify"]))
 
@@ -110,7 +110,7 @@ class Costs:
 
 
 @torch.inference_mode()
-def measure(target: Target, k_max: int = 8, context: int = 128, seconds: float = 30.0) -> Costs:
+def measure(target: Target, k_max: int = 8, context: int = 128, seconds: float = 30.0) -> SkipCosts:
     """Time the passes on this machine, turn by turn for `seconds`: the fastest of each, as disturbances only add."""
     context = min(context, target.context - k_max - 1)
     cache = target.new_cache(1, context + k_max + 1)
@@ -143,7 +143,7 @@ def measure(target: Target, k_max: int = 8, context: int = 128, seconds: float =
             best[index] = min(best[index], time.perf_counter() - started)
     fixed, no_attention, no_mlp, *verified = best
     sublayer = {"attention": no_mlp - fixed, "mlp": no_attention - fixed}
-    return Costs(fixed, {kind: max(cost, 0.0) / len(layers) for kind, cost in sublayer.items()}, tuple(verified))
+    return SkipCosts(fixed, {kind: max(cost, 0.0) / len(layers) for kind, cost in sublayer.items()}, tuple(verified))
 
 
 def _until(tokens: list[int], eos: Collection[int]) -> int:

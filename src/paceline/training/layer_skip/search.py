@@ -24,7 +24,7 @@ from paceline.drafters.layer_skip.skip_set import KINDS, SkipSet
 from paceline.errors import OptionError, UnsupportedModel, require
 from paceline.targets.identity import model_key
 from paceline.targets.target import Target
-from paceline.training.layer_skip.cost import Costs, Replay, measure, tau
+from paceline.training.layer_skip.cost import GreedyReplay, SkipCosts, measure, tau
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 EVEN = {KINDS: (0.15, 0.2, 0.3, 0.4, 0.5, 0.6), ("attention",): (0.3, 0.6), ("mlp",): (0.2, 0.4)}
 
 
-class Progress(NamedTuple):
+class SearchProgress(NamedTuple):
     """After a trial: how many are done, its predicted speedup over plain decoding (marked down when it skips too
     little), and the best so far."""
 
@@ -53,10 +53,10 @@ def search(
     k_max: int = 8,
     min_skip: float = 0.1,
     seed: int = 0,
-    costs: Costs | None = None,
+    costs: SkipCosts | None = None,
     journal: Path | None = None,
     resume: bool = False,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[SearchProgress], None] = lambda _: None,
 ) -> SkipSet:
     """The skip set with the least predicted time a token.
 
@@ -100,8 +100,8 @@ def search(
     study = _study(seed, about, target.num_layers, journal, resume)
     if "costs" not in study.user_attrs:
         study.set_user_attr("costs", asdict(costs or measure(target, k_max)))
-    known = Costs.of(study.user_attrs["costs"])  # all trials of a journal are judged by the same
-    replay = Replay(target, prompts, new_tokens)
+    known = SkipCosts.of(study.user_attrs["costs"])  # all trials of a journal are judged by the same
+    replay = GreedyReplay(target, prompts, new_tokens)
 
     @cache  # the sampler comes back to sets it thinks well of
     def speedup(skip: SkipSet) -> float:
@@ -116,7 +116,7 @@ def search(
         return speedup(skip) - 2 * short(skip)
 
     def report(study: Study, trial: Any) -> None:
-        progress(Progress(_done(study), trials, trial.value, study.best_value))
+        progress(SearchProgress(_done(study), trials, trial.value, study.best_value))
 
     if (left := trials - _done(study)) > 0:
         study.optimize(objective, n_trials=left, callbacks=[report])
@@ -128,7 +128,7 @@ def search(
     return replace(best, found=facts | {"costs": asdict(known), "tier": target.tier} | _made())
 
 
-def _promise(skip: SkipSet, replay: Replay, costs: Costs) -> dict[str, Any]:
+def _promise(skip: SkipSet, replay: GreedyReplay, costs: SkipCosts) -> dict[str, Any]:
     matches, draft = replay.matches(skip.sublayers), costs.draft(skip)
     speedup, k = costs.speedup(matches, draft)
     return {

@@ -95,7 +95,7 @@ def collect(
     parts: list[Examples] = []
     done = noted = 0
 
-    def told(examples: int, prompts: int = 1) -> None:
+    def count(examples: int, prompts: int = 1) -> None:
         nonlocal done, noted
         done, noted = done + prompts, noted + examples
         progress(done, noted)
@@ -105,8 +105,8 @@ def collect(
         name = f"examples-{first // GROUP:05}.safetensors"
         part = _kept(folder / name) if folder else None
         if part:
-            told(len(part), len(group))
-        elif rows := _record(recording, {index: prompts[index] for index in group}, facts, batch, told):
+            count(len(part), len(group))
+        elif rows := _record(recording, {index: prompts[index] for index in group}, facts, batch, count):
             part = Examples.of(rows, facts)
             if folder and manifest:
                 part.save(folder / name)
@@ -126,7 +126,7 @@ def _head(drafter: Drafter) -> str | None:
 
 
 def _record(
-    recording: LLM, prompts: dict[int, list[int]], how: dict[str, Any], batch: int, told: Callable[[int], None]
+    recording: LLM, prompts: dict[int, list[int]], how: dict[str, Any], batch: int, count: Callable[[int], None]
 ) -> list[tuple[Example, int]]:
     """The examples of prompts by index. What a prompt gives depends on its index, not on what stands beside it."""
     temperatures, seed = how["temperatures"], how["seed"]
@@ -141,7 +141,7 @@ def _record(
     }
     for request in recording.engine.run(list(requests.values()), batch):
         if request.finish_reason:
-            told(len(_noted(request)))
+            count(len(_noted(request)))
     return [(example, index) for index, request in requests.items() for example in _noted(request)]
 
 

@@ -95,7 +95,7 @@ class Factored(nn.Module):
         return self.predictor
 
 
-class Progress(NamedTuple):
+class FitProgress(NamedTuple):
     epoch: int
     of: int
     loss: float  # of training, in this epoch
@@ -103,7 +103,7 @@ class Progress(NamedTuple):
 
 
 def fit(
-    policy: str, examples: Examples, config: FitConfig, progress: Callable[[Progress], None] = lambda _: None
+    policy: str, examples: Examples, config: FitConfig, progress: Callable[[FitProgress], None] = lambda _: None
 ) -> tuple[Predictor, Origin]:
     """Train a policy's predictor; the state with the least held-back loss is kept.
 
@@ -121,7 +121,7 @@ def fit(
 
 
 def _fit(
-    policy: str, examples: Examples, config: FitConfig, progress: Callable[[Progress], None]
+    policy: str, examples: Examples, config: FitConfig, progress: Callable[[FitProgress], None]
 ) -> tuple[Predictor, Origin]:
     model = _model(policy, examples, config)
     train, test = _split(examples, config)
@@ -148,7 +148,7 @@ def _fit(
             now = _finite(_loss(model, *held, weight), epoch).item()
         if now < best:
             best, kept, epoch_kept = now, copy.deepcopy(model.state_dict()), epoch
-        progress(Progress(epoch, config.epochs, float(np.mean(losses)), now))
+        progress(FitProgress(epoch, config.epochs, float(np.mean(losses)), now))
     model.load_state_dict(kept)
     predictor = model.fold() if isinstance(model, Factored) else model
     trained = {
