@@ -20,6 +20,7 @@ from paceline.drafting.base import Drafter
 from paceline.errors import OptionError, require
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
+from paceline.profiling.rounds import ready
 from paceline.registry import Spec, split_method
 from paceline.targets import Target, load_target, make_target
 
@@ -33,7 +34,7 @@ class Output:
     Attributes:
         text: the continuation, special tokens left out, cut before a stop string.
         tokens: its ids, the end-of-sequence token included.
-        finish_reason: "eos", "stop" or "length".
+        finish_reason: "eos", "stop" or "length"; "cancelled" for a request that was given up.
     """
 
     text: str
@@ -91,8 +92,8 @@ class LLM:
         """Continue one prompt; yields text as it becomes certain, never half a character."""
         [request] = self.requests([prompt], chat=chat, **sampling)
         for _ in self.engine.run([request]):
-            if piece := request.read():
-                yield piece
+            if text := "".join(piece.text for piece in request.read()):
+                yield text
 
     def requests(self, prompts: Sequence[Prompt], *, chat: bool | None = None, **sampling: Any) -> list[Request]:
         """Prompts as `Request`s for `engine.run`: what `generate` and `stream` are made of."""
@@ -120,6 +121,14 @@ class LLM:
             return cast(list[int], ids)
         return [int(token) for token in cast(Sequence[int], prompt)]
 
+    def new_policy(self) -> StoppingPolicy:
+        """A policy for one request, told where it runs: what a `Request` for `engine` is made with.
+
+        Raises:
+            OptionError, CheckpointMismatch: it cannot run with this drafter or target.
+        """
+        return ready(cast(StoppingPolicy, self.policy.build()), self.drafter)
+
     def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None) -> Request:
         ids = self.encode(prompt, chat)
         bad = [token for token in ids if not 0 <= token < self.target.vocab_size]
@@ -129,7 +138,7 @@ class LLM:
         return Request(
             ids,
             limit=params.max_new_tokens,
-            policy=self.policy.build(),
+            policy=self.new_policy(),
             processors=params.processors(len(ids), eos, self.target.device),
             sampling=params.temperature > 0,
             eos=eos,
@@ -205,7 +214,7 @@ def _assemble(target: Target, drafter: str | Callable[[Target], Drafter], policy
         built = drafter(target)
         rule = POLICIES.parse(policy or built.default_policy)
     llm = LLM(target, built, rule, verifier)
-    rule.build().check(llm.engine.setting)  # what cannot run together is refused now, not at the first request
+    llm.new_policy()  # what cannot run together is refused now, not at the first request
     return llm
 
 

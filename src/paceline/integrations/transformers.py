@@ -127,7 +127,7 @@ class CustomGenerate:
         return Request(
             ids,
             limit=stopping.max_length - len(row.padding) - len(ids),
-            policy=llm.policy.build(),
+            policy=llm.new_policy(),
             processors=row.processors(processors),
             sampling=sampling,
             eos=tuple(stopping.eos),

@@ -16,7 +16,6 @@ from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafting.base import Drafter
 from paceline.policies.fixed import Fixed
-from paceline.profiling.replay import Replay
 from paceline.targets import Target
 from paceline.targets.span import Span
 
@@ -102,7 +101,9 @@ def compare_drafts(drafters: Sequence[Drafter], context: int, repeats: int) -> l
     for drafter in drafters:
         target = drafter.target
         text = _text(target, min(context + rounds * (DRAFT_LENGTH + 1), target.context))
-        requests.append(Replay(text[:context], text[context:], Fixed(k=DRAFT_LENGTH)))
+        output = text[context:]
+        policy = Fixed(k=DRAFT_LENGTH)
+        requests.append(Request(text[:context], limit=len(output), policy=policy, script=output))
         running.append(Engine(target, drafter).run(requests[-1:]))
     for _ in range(rounds):
         for engine in running:
