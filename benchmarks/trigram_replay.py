@@ -80,6 +80,11 @@ def measure(model: Model, method: str, answers: Sequence[Row], costs: Costs | No
     } | (
         {
             "speedup": sum(plain) / sum(predicted),
+            "speedup_by_task": {
+                task: sum(a for a, answer in zip(plain, answers, strict=True) if answer["task"] == task)
+                / sum(b for b, answer in zip(predicted, answers, strict=True) if answer["task"] == task)
+                for task in tasks
+            },
             "speedup_of_slowest_answer": min(a / b for a, b in zip(plain, predicted, strict=True)),
         }
         if costs
