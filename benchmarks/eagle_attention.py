@@ -26,7 +26,7 @@ import paceline
 from paceline.bench.suites import load_suite
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafters.heads import output_rows
+from paceline.drafting.heads import output_rows
 from paceline.targets.families import FAMILIES
 from paceline.targets.span import Span
 from paceline.targets.target import Target

@@ -31,9 +31,8 @@ from paceline.drafting.base import Drafter
 from paceline.drafting.corpus.tokenized import tokenizer_of
 from paceline.policies import POLICIES
 from paceline.profiling.replay import replay
-from paceline.profiling.rounds import round_seconds
+from paceline.profiling.rounds import DRAFTED, round_seconds
 from paceline.targets import load_target
-from paceline.targets.costs import DRAFTED
 from paceline.targets.store import sha256
 from paceline.training.data.dataset import Dataset
 from paceline.training.data.generate import OpenText

@@ -27,12 +27,13 @@ from rich.progress import track
 from table import markdown
 
 import paceline
-from paceline.decoding.replay import Replay
+from paceline.decoding.request import Request
 from paceline.decoding.verify import Outcome
-from paceline.drafters.tree import TokenTree
+from paceline.drafting.tree import TokenTree
 from paceline.policies import POLICIES, predictors
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.fixed import Fixed
+from paceline.profiling.rounds import setting_of
 
 BAR = Console(stderr=True)
 DEPTH = 6
@@ -57,14 +58,14 @@ class Watching(Fixed):
         return True
 
 
-class Everywhere(Replay):
-    """Takes one token a round, so that a draft begins behind every token."""
+class Everywhere(Request):
+    """Takes one token a round of a known output, so that a draft begins after every token."""
 
     def __init__(self, prompt: list[int], output: list[int]) -> None:
-        self.watching, self.record = Watching(), Record()
-        super().__init__(prompt, output, self.watching)
+        self.watching, self.record, self.whole = Watching(), Record(), prompt + output
+        super().__init__(prompt, limit=len(output), policy=self.watching, seed=0)
 
-    def verify(self, tree: TokenTree, logits: object) -> Outcome:
+    def judge(self, tree: TokenTree) -> Outcome:
         follows = self.whole[len(self.ids) :]
         right = 0
         while right < min(tree.drafted, len(follows)) and tree.tokens[right + 1] == follows[right]:
@@ -73,10 +74,14 @@ class Everywhere(Replay):
         return Outcome([0], follows[0])
 
 
+def one_token_a_round(rows: list[Everywhere], trees: list[TokenTree], logits: object) -> list[Outcome]:
+    return [row.judge(tree) for row, tree in zip(rows, trees, strict=True)]
+
+
 def record(args: argparse.Namespace) -> None:
     answers, taken = [json.loads(line) for line in args.answers.read_text().splitlines()], Counter[str]()
     llm = paceline.load(args.model, drafter=args.drafter, tier=args.tier)
-    setting = llm.engine.setting
+    setting = setting_of(llm.drafter)
     with args.out.open("w") as file:
         about = {
             "target": setting.target,
@@ -90,8 +95,9 @@ def record(args: argparse.Namespace) -> None:
             taken[answer["task"]] += 1
             if args.each is None or taken[answer["task"]] <= args.each:
                 row = Everywhere(answer["prompt"], answer["output"])
-                for _ in llm.engine.run([row]):
-                    pass
+                with patch("paceline.decoding.engine.verify", one_token_a_round):
+                    for _ in llm.engine.run([row]):
+                        pass
                 file.write(json.dumps({"task": answer["task"], "record": row.record}) + "\n")
                 file.flush()
 

@@ -36,13 +36,17 @@ def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True) -> Policy:
     Raises:
         OptionError, CheckpointMismatch: the policy cannot run there.
     """
-    target = drafter.target
-    width = target.config.hidden_size if hidden and target.has_blocks else None
-    setting = Setting(
-        model_key(target), drafter.source, width, drafter.hidden_width if hidden else None, drafter.predictors
-    )
+    setting = setting_of(drafter, hidden=hidden)
     policy.check(replace(setting, cost=round_cost(drafter)) if policy.reads_costs else setting)
     return policy
+
+
+def setting_of(drafter: Drafter, *, hidden: bool = True) -> Setting:
+    """Where policies of this drafter run, costs aside; `hidden` as of `ready`."""
+    target = drafter.target
+    width = target.config.hidden_size if hidden and target.has_blocks else None
+    draft_width = drafter.hidden_width if hidden else None
+    return Setting(model_key(target), drafter.source, width, draft_width, drafter.predictors)
 
 
 def round_cost(drafter: Drafter) -> Callable[[int], float]:
