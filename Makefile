@@ -37,13 +37,13 @@ venv: $(VENV)/.runtime  ## the program and what it needs to run
 dev: $(VENV)/.dev       ## and all extras, tests and linters
 
 # A stamp is written when an installation is complete: one that was interrupted is taken up again.
-$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
+$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS) heads/smollm2-135m/pyproject.toml
 	@command -v $(PYTHON) > /dev/null || \
 		{ echo "error: there is no $(PYTHON): install Python 3.11 or newer, or name one: make PYTHON=…" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: paceline needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V): name another: make PYTHON=…" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) -e . -e ./heads/smollm2-135m
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
@@ -51,4 +51,4 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .coverage .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build dist heads/*/build heads/*/dist .pytest_cache .coverage .ruff_cache .mypy_cache .hypothesis

@@ -50,7 +50,7 @@ class Eagle(AutoregressiveDrafter):
 
     Args:
         head: folder of an EAGLE head, or (from Python) an `EagleHead`, which is taken over; "auto": the one trained on
-            this machine for this model, or else one that comes with paceline.
+            this machine for this model, or else one that is installed.
         k: layers that the head must have, found or given; None: any number.
         tree: 1: a chain. Above: the likeliest `tree` nodes of each level are drafted from, and the likeliest `tree`
             tokens behind each are candidates; chosen, not drawn, even where the output is sampled.

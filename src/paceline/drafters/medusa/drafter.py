@@ -48,7 +48,7 @@ class Medusa(AutoregressiveDrafter):
 
     Args:
         head: folder of Medusa heads, or (from Python) a `MedusaHead`, which is taken over; "auto": those trained on
-            this machine for this model, or else those that come with paceline.
+            this machine for this model, or else those that are installed.
         k: blocks that each head must have, found or given; None: any number.
         tree: "chain": the likeliest token of each head, or one drawn from it where the output is sampled; "static":
             the same tree of ranks every round, built from the accuracies that training measured; "dynamic": the
