@@ -25,7 +25,7 @@ class KVCache:
 
     Row `b` holds its committed tokens in slots `0 .. lengths[b]-1` (slot = position); the slots behind them are the
     draft region that a verification pass writes and `commit` keeps a path of. `lengths` is a NumPy array, so that the
-    view `row(b)` shares it as it shares the storage.
+    views of `rows` share it as it shares the storage.
     """
 
     def __init__(self, store: Float[Tensor, "layers 2 batch kv_heads capacity head_dim"], lengths: np.ndarray) -> None:
