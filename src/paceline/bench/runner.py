@@ -225,9 +225,10 @@ class _Bench:
 
     def _allowed(self, method: str) -> float:
         """The gap between two logits that noise explains."""
+        noise: dict[str, float] = self.journal.config["noise"]
         if is_baseline(method):
-            return 2 * self.journal.config["noise"]["hf"]
-        return 0.0 if self.llm.target.exact else 2 * self.journal.config["noise"]["paceline"]
+            return 2 * noise["hf"]
+        return 0.0 if self.llm.target.exact else 2 * noise["paceline"]
 
 
 def _turns(methods: Sequence[Method], number: int) -> list[Method]:

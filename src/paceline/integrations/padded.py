@@ -41,7 +41,8 @@ class BatchRow:
         return partial(self._on_padded, own) if len(self.padding) else own
 
     def _on_padded(self, processor: Any, ids: Tensor, scores: Tensor) -> Tensor:
-        return processor(self.pad(ids), scores)
+        processed: Tensor = processor(self.pad(ids), scores)
+        return processed
 
     def _own(self, processor: Any) -> Any:
         """Processors that hold something for each row of the batch keep this row's."""

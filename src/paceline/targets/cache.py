@@ -94,7 +94,7 @@ class CacheWindow(Cache):
         self.cache, self.span = cache, span
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         return self.cache.write(layer_idx, self.span, key_states, value_states)
 

@@ -182,7 +182,8 @@ class BlockTarget(Target):
         return CacheShape(self.num_layers, kv_heads, head_dim)
 
     def embed(self, span: Span) -> Tensor:
-        return getattr(self.decoder, self.family.embed)(span.ids)
+        embedded: Tensor = getattr(self.decoder, self.family.embed)(span.ids)
+        return embedded
 
     def layers(
         self,
@@ -211,10 +212,12 @@ class BlockTarget(Target):
         return hidden
 
     def features(self, hidden: Tensor) -> Tensor:
-        return getattr(self.decoder, self.family.norm)(hidden)
+        features: Tensor = getattr(self.decoder, self.family.norm)(hidden)
+        return features
 
     def logits(self, features: Tensor) -> Tensor:
-        return self.output(features)
+        logits: Tensor = self.output(features)
+        return logits
 
 
 class WholeTarget(Target):

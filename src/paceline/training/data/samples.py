@@ -165,7 +165,7 @@ class Manifest:
     def read(self) -> dict[str, Any]:
         """Raises DataError when there is none, or not one of ours."""
         try:
-            facts = json.loads(self.path.read_text(encoding="utf-8"))
+            facts: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
             if facts["format"] != FORMAT:
                 raise DataError(f"{self.path} is of another version of paceline")
             if not {"made", "shards", "totals"} <= facts.keys():

@@ -90,7 +90,8 @@ class Discriminator(nn.Module):
 
     def forward(self, seen: Float[Tensor, "n hidden"], given: Float[Tensor, "n width"]) -> Float[Tensor, " n"]:
         known = self.map(functional.layer_norm(seen, seen.shape[-1:]))
-        return self.stack(torch.cat([known, given], -1))[:, 0]
+        out: Tensor = self.stack(torch.cat([known, given], -1))
+        return out[:, 0]
 
 
 class Judged(NamedTuple):

@@ -62,6 +62,7 @@ class EagleTask(FeatureTask):
     in step n (from 0)      for a draft that began from t - n; `count` moves that back to where it began
     """
 
+    head: EagleHead
     counts = COUNTS
 
     def __init__(

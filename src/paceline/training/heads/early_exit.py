@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.heads.head_task import HeadTask
@@ -44,6 +45,7 @@ class ExitConfig(TaskOptions):
 class EarlyExitTask(HeadTask):
     """An exit head as a `Task`, on the hidden states of the layers below it."""
 
+    head: ExitHead
     counts = COUNTS
 
     def loss(self, batch: Batch) -> Float[Tensor, ""]:

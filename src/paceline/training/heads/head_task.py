@@ -64,7 +64,7 @@ class HeadTask(Task):
         objective: see `soft_labels`.
     """
 
-    def __init__(self, head: Any, frozen: HiddenStates, objective: str) -> None:
+    def __init__(self, head: TrainedHead, frozen: HiddenStates, objective: str) -> None:
         self.head, self.frozen, self.objective = head, frozen, objective
 
     @property
@@ -95,7 +95,9 @@ class FeatureTask(HeadTask):
         matrix: the target's output rows for the head's tokens, which these logits come from.
     """
 
-    def __init__(self, head: Any, frozen: HiddenStates, objective: str, matrix: Float[Tensor, "vocab hidden"]) -> None:
+    def __init__(
+        self, head: TrainedHead, frozen: HiddenStates, objective: str, matrix: Float[Tensor, "vocab hidden"]
+    ) -> None:
         super().__init__(head, frozen, objective)
         self.matrix = matrix
 

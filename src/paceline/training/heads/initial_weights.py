@@ -42,7 +42,8 @@ class Regression:
         if not self.seen:
             raise DataError("the samples are too short for this head: there is nothing to learn so far ahead")
         damped = self.squares + RIDGE * self.squares.diagonal().diag()
-        return torch.linalg.solve(damped, self.products).T.float()
+        solved: Tensor = torch.linalg.solve(damped, self.products)
+        return solved.T.float()
 
 
 @torch.no_grad()

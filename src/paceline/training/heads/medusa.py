@@ -39,6 +39,8 @@ class MedusaOptions(HeadOptions):
 class MedusaTask(FeatureTask):
     """Head i learns at position t what token t + 2 + i will be: all heads at all positions in one pass."""
 
+    head: MedusaHead
+
     def __init__(self, head: MedusaHead, features: HiddenStates, objective: str, matrix: Tensor) -> None:
         super().__init__(head, features, objective, matrix)
         self.heads = head.config.heads

@@ -129,6 +129,6 @@ def _prepared(
 
 
 def _rows(part: Any, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:
-    rows = part.weight.detach()
+    rows: Tensor = part.weight.detach()
     rows = rows if head.tokens is None else rows[head.tokens.to(rows.device)]
     return rows.float().to(device, copy=True)

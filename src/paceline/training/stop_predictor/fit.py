@@ -88,7 +88,8 @@ class Factored(nn.Module):
         return (self.left if self.wide is None else self.left @ self.wide) @ self.narrow
 
     def forward(self, seen: Seen) -> Tensor:
-        return functional_call(self.predictor, {"target": self.product()}, (seen,))
+        out: Tensor = functional_call(self.predictor, {"target": self.product()}, (seen,))
+        return out
 
     def fold(self) -> HiddenPredictor:
         self.predictor.target.data = self.product().detach()
