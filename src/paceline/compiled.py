@@ -26,7 +26,8 @@ def compiled(function: Function) -> Function:
 
 def keep(decorator: Callable[..., Any], function: Callable[..., Any]) -> Any:
     """A function under one of numba's decorators, kept where there is a place to write to: beside the sources, or else
-    in the home folder."""
+    in the home folder.
+    """
     function.__qualname__ += "_" + _sources(Path(function.__code__.co_filename).parent)
     try:
         return decorator(cache=True)(function)

@@ -33,7 +33,8 @@ NOISE_PROMPTS = 4
 @dataclass(frozen=True)
 class Summary:
     """What `run` gives: the rows of `results.jsonl`, the differences between greedy outputs, and the config as written
-    to `config.json`, all of them in the folder `out`."""
+    to `config.json`, all of them in the folder `out`.
+    """
 
     out: Path
     rows: list[ResultRow]
@@ -135,7 +136,8 @@ class _Bench:
 
     def _encode(self, item: Item) -> list[list[int]]:
         """Token ids of the turn's prompts. The answers before it are those of one method, plain decoding if it is
-        there, so that all methods continue the same text."""
+        there, so that all methods continue the same text.
+        """
         teller = AR if AR in self.names else self.names[0]
         earlier = [self.journal.runs[item._replace(turn=turn).key(teller)].outputs for turn in range(item.turn)]
         texts = [
@@ -233,7 +235,8 @@ class _Bench:
 
 def _turns(methods: Sequence[Method], number: int) -> list[Method]:
     """The order for a prompt, always the same: each method is first as often as any other, and none comes behind the
-    same one each time, whatever that leaves behind."""
+    same one each time, whatever that leaves behind.
+    """
     first = number % len(methods)
     others = [*methods[:first], *methods[first + 1 :]]
     return [methods[first], *random.Random(number).sample(others, len(others))]

@@ -21,7 +21,8 @@ from paceline.decoding.sampling import HISTORY_FREE, REFUSED
 @dataclass(frozen=True)
 class BatchRow:
     """Row `index` of `batch`, and the padding left of its prompt, which processors and criteria expect to see: they
-    count lengths with it."""
+    count lengths with it.
+    """
 
     index: int
     batch: int

@@ -170,7 +170,7 @@ class TopPredictor(Predictor):
         return out[:, 0]
 
     def begin(self, log_odds: float) -> None:
-        _begin(cast(nn.Linear, self.net[-1]), log_odds)
+        _begin(cast("nn.Linear", self.net[-1]), log_odds)
 
 
 def _begin(last: nn.Linear, log_odds: float) -> None:

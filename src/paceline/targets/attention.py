@@ -149,7 +149,7 @@ def _collect_of(
 def _collect(
     size: int, weights: Floats, values: Floats, start: int, path: Integers, out: Floats, place: int, stop: int
 ) -> None:
-    """out += weights[place .. stop-1] . values"""
+    """out += weights[place .. stop-1] . values; see `_score`."""
     if size == 64:
         _collect_of(64, weights, values, start, path, out, place, stop)
     elif size == 128:

@@ -142,7 +142,8 @@ class GraphStorage(NamedTuple):
 
 class GraphTarget(TorchTarget):
     """A torch target whose `forward` replays graphs. Prompts, passes inside the draft region and passes wider than the
-    widest graph run as ever."""
+    widest graph run as ever.
+    """
 
     make_pass: type[StaticPass] = GraphPass
 
@@ -184,6 +185,7 @@ class GraphTarget(TorchTarget):
 
 def make_graph_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> GraphTarget:
     """The torch tier's target on a GPU; takes the model's weights over. Raises UnsupportedModel as `make_torch_target`
-    does."""
+    does.
+    """
     check_model(model)
     return GraphTarget(model, tokenizer)

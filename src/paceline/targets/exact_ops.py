@@ -1,5 +1,6 @@
 """What happens between the matrix products, by the kernels of this package: CPU, float32, bits that do not depend on
-the width of the pass."""
+the width of the pass.
+"""
 
 from __future__ import annotations
 

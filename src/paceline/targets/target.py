@@ -222,7 +222,8 @@ class BlockTarget(Target):
 
 class WholeTarget(Target):
     """Any other causal LM, through its whole forward. Construction proves on a few tokens that the model honours
-    our mask, positions and cache, and refuses it otherwise."""
+    our mask, positions and cache, and refuses it otherwise.
+    """
 
     has_blocks = False
 

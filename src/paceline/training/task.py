@@ -64,7 +64,8 @@ class Task(ABC):
     @abstractmethod
     def module(self) -> nn.Module:
         """All that checkpoints hold. In eval mode also when it learns: without dropout there are no random numbers to
-        resume."""
+        resume.
+        """
 
     @property
     def players(self) -> list[Player]:

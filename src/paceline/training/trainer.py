@@ -72,7 +72,8 @@ class TrainConfig:
 
 class Report(NamedTuple):
     """Where training stands: at its beginning, then after every step. `measured` comes every `report` steps, with a
-    checkpoint."""
+    checkpoint.
+    """
 
     step: int
     of: int

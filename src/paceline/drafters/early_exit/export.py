@@ -1,5 +1,6 @@
 """An exit head as a model of its own: the target's first N layers, the exit layers, norm and output matrix are a plain
-Hugging Face model of N + E layers, for drafting without shared layers: here, in transformers or in vLLM."""
+Hugging Face model of N + E layers, for drafting without shared layers: here, in transformers or in vLLM.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Prompts that a chat model makes up itself (Magpie, Xu et al., 2024): behind all that its chat template writes before
-a user's message, it writes one, of the kind that it was tuned on."""
+a user's message, it writes one, of the kind that it was tuned on.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,11 @@ class Shard(NamedTuple):
 
     @classmethod
     def of(cls, samples: Sequence[Sample], top: int) -> Shard:
-        """Args: top: k, the most entries of a `Sample.top`."""
+        """The samples end to end.
+
+        Args:
+            top: k, the most entries of a `Sample.top`.
+        """
         offsets = [0]
         for sample in samples:
             offsets.append(offsets[-1] + len(sample.ids))

@@ -1,5 +1,6 @@
 """KOALA's adversarial learning (Zhang et al., 2024, algorithm 1): a discriminator learns to tell a head's logits from
-the target's, and the head learns to be taken for the target, while it is distilled as ever."""
+the target's, and the head learns to be taken for the target, while it is distilled as ever.
+"""
 
 from __future__ import annotations
 

@@ -25,12 +25,14 @@ from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, draft_co
 
 @dataclass(frozen=True, kw_only=True)
 class EagleOptions(HeadOptions):
-    """Args:
-    regression: weight of the smooth L1 distance to the target's feature, relative to the distillation (EAGLE: 10).
-    noise: to add to the features that the head reads, uniform in +- this share of their root mean square (EAGLE:
-        0.1, of features whose scale is about 1).
-    rollout: drafting steps that are learnt: 1, on the target's features only, as in EAGLE-1; above, also on the
-        head's own, as in EAGLE-3.
+    """How to train an EAGLE head.
+
+    Args:
+        regression: weight of the smooth L1 distance to the target's feature, relative to the distillation (EAGLE: 10).
+        noise: to add to the features that the head reads, uniform in +- this share of their root mean square (EAGLE:
+            0.1, of features whose scale is about 1).
+        rollout: drafting steps that are learnt: 1, on the target's features only, as in EAGLE-1; above, also on the
+            head's own, as in EAGLE-3.
     """
 
     regression: float = 1.0
@@ -54,7 +56,7 @@ class _Step(NamedTuple):
 
 
 class EagleTask(FeatureTask):
-    """What belongs to position t of a text, where `batch.labels` and `top_ids` have token t + 1:
+    """What belongs to position t of a text, where `batch.labels` and `top_ids` have token t + 1.
 
     the head reads          the feature at t, token t + 1     features, ids ahead by 1
     it guesses              the feature at t + 1              features ahead by 1

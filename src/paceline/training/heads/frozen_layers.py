@@ -21,7 +21,8 @@ HiddenStates = Callable[[Batch], Float[Tensor, "batch tokens hidden"]]
 
 def cut(model: PreTrainedModel, first: int, last: int = 0) -> PreTrainedModel:
     """The model with its first and last layers only, in place. Of the others, weights that were mapped from the
-    checkpoint have never been read."""
+    checkpoint have never been read.
+    """
     family = FAMILIES[model.config.model_type]
     decoder, count = getattr(model, family.decoder), model.config.num_hidden_layers
     layers = [decoder.layers[i] for i in sorted({*range(first), *range(max(0, count - last), count)})]

@@ -35,7 +35,8 @@ class HeadOptions(TaskOptions):
 
 class TargetFeatures(NamedTuple):
     """The target's features that its own logits for drafted tokens come from: `rows` names each draft's among
-    `features`, as several drafts may be of one token; None: one each, in order."""
+    `features`, as several drafts may be of one token; None: one each, in order.
+    """
 
     features: Float[Tensor, "m hidden"]
     rows: Int[Tensor, " n"] | None = None
@@ -119,7 +120,11 @@ class FeatureTask(HeadTask):
 
     @abstractmethod
     def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
-        """Args: learning: with what is added to make it learn more; False: as it drafts."""
+        """What the head drafts for a batch.
+
+        Args:
+            learning: with what is added to make it learn more; False: as it drafts.
+        """
 
     def loss(self, batch: Batch) -> Float[Tensor, ""]:
         return self.drafts(batch).loss
@@ -127,7 +132,8 @@ class FeatureTask(HeadTask):
 
 def ahead(values: Tensor, by: int, fill: float) -> Tensor:
     """Of every position of `[batch, tokens, ...]` the value `by` positions on (before, if negative); `fill` where there
-    is none."""
+    is none.
+    """
     moved = values.roll(-by, 1)
     moved[:, slice(-by, None) if by > 0 else slice(0, -by)] = fill
     return moved

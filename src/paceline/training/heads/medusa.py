@@ -23,9 +23,11 @@ DECAY = 0.8  # a head's weight in the loss, relative to the one before it (Medus
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaOptions(HeadOptions):
-    """Args:
-    heads: how many.
-    vocabulary: their vocabulary layers; see `drafters.medusa.head.MedusaConfig`.
+    """What Medusa heads to train.
+
+    Args:
+        heads: how many.
+        vocabulary: their vocabulary layers; see `drafters.medusa.head.MedusaConfig`.
     """
 
     heads: int = 4
@@ -70,7 +72,8 @@ class MedusaTask(FeatureTask):
         self, features: Float[Tensor, "batch tokens hidden"], rows: Bool[Tensor, "batch tokens"]
     ) -> TargetFeatures:
         """Head i at t and head i + 1 at t - 1 draft the same token: what the target says of it is computed once. What
-        would lie behind a text's end weighs nothing."""
+        would lie behind a text's end weighs nothing.
+        """
         begun = rows.flatten().nonzero()[:, 0]
         ahead_of = begun[:, None] + 1 + torch.arange(self.heads, device=begun.device)
         which, each = ahead_of.clamp(max=rows.numel() - 1).flatten().unique(return_inverse=True)

@@ -1,5 +1,6 @@
 """What a layer-skipping draft is worth, predicted without decoding: acceptance by replaying the target's own text,
-time by a cost model measured once. For the search of a skip set (`skip_search`)."""
+time by a cost model measured once. For the search of a skip set (`skip_search`).
+"""
 
 from __future__ import annotations
 

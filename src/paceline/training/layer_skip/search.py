@@ -36,7 +36,8 @@ EVEN = {KINDS: (0.15, 0.2, 0.3, 0.4, 0.5, 0.6), ("attention",): (0.3, 0.6), ("ml
 
 class SearchProgress(NamedTuple):
     """After a trial: how many are done, its predicted speedup over plain decoding (marked down when it skips too
-    little), and the best so far."""
+    little), and the best so far.
+    """
 
     done: int
     trials: int

@@ -146,7 +146,7 @@ def _record(
 
 
 def _noted(request: Request) -> list[Example]:
-    return cast(Recorder, request.policy).examples
+    return cast("Recorder", request.policy).examples
 
 
 def _kept(path: Path) -> Examples | None:

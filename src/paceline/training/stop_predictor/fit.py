@@ -167,7 +167,8 @@ def _fit(
 
 def assess(predictor: Predictor, examples: Examples, rows: Tensor) -> dict[str, Any]:
     """How good it is on some examples: log loss, beside that of their acceptance rate alone; the chance that it ranks
-    an accepted token above a rejected one (AUC); and its calibration error over ten bins."""
+    an accepted token above a rejected one (AUC); and its calibration error over ten bins.
+    """
     from scipy.stats import rankdata
 
     with torch.no_grad():
