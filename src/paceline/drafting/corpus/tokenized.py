@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -203,7 +202,7 @@ def workplace(out: Path, results: Sequence[str]) -> Iterator[Path]:
         with TemporaryDirectory(prefix=BUILDING, dir=out) as work, FileLock(Path(work) / LOCK):
             yield Path(work)
             for name in results:
-                os.replace(Path(work) / name, out / name)
+                (Path(work) / name).replace(out / name)
     except (OSError, SafetensorError) as error:
         if is_full(error):
             raise DiskFull(f"the disk of {out} is full: make room, or build somewhere else") from error
