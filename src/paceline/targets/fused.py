@@ -194,7 +194,8 @@ def _embedding(weight: Tensor, head: Linear, tied: bool) -> Callable[[Tensor], T
 
 def _replaced(weight: Tensor, made: Linear) -> None:
     """Give back the memory of a weight that was copied: what is mapped from a checkpoint would stay resident until
-    the last weight of the file has gone."""
+    the last weight of the file has gone.
+    """
     if weight.device.type != "cpu" or (isinstance(made, PlainLinear) and made.weight.data_ptr() == weight.data_ptr()):
         return
     page, dont_need = mmap.PAGESIZE, getattr(mmap, "MADV_DONTNEED", None)
@@ -216,7 +217,7 @@ def _mapped_files() -> Iterator[tuple[int, int]]:
 def _retire(model: Any, decoder: Any) -> None:
     name = model.config.name_or_path or model.config.model_type
 
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
+    def refuse(*_args: object, **_kwargs: object) -> NoReturn:
         raise ModelError(f"the weights of {name} now belong to a paceline target: load the model again to run it alone")
 
     model.to("meta")

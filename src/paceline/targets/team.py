@@ -72,7 +72,7 @@ def available() -> bool:
 
 def _at(element: types.Type) -> Any:
     @intrinsic
-    def pointer(typing_context: Any, address: Any) -> Any:
+    def pointer(_typing_context: Any, _address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
@@ -97,7 +97,7 @@ class Kernel:
     def __init__(self, function: Callable[[Integers], None]) -> None:
         signature = types.void(types.CPointer(types.int64))
         compiled = keep(partial(cfunc, signature, **FAST), function)
-        self._address = cast(int, compiled.address)
+        self._address = cast("int", compiled.address)
         self._serial = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
         self._keep_alive = compiled
 
