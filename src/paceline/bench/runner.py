@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import PreTrainedModel
 
 from paceline.api import load
-from paceline.bench.config import BenchConfig
 from paceline.bench.exactness import Difference, diverge, measure_noise
 from paceline.bench.journal import DIFFERENCES, RESULTS, Journal, Key, Run, open_journal
 from paceline.bench.machine import machine
@@ -25,6 +23,11 @@ from paceline.bench.metrics import ResultRow, results
 from paceline.bench.suites import Prompt, batches, load_suite
 from paceline.errors import ContextOverflow
 from paceline.targets.sources import load_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.bench.config import BenchConfig
 
 WARM_UP_TOKENS = 8
 NOISE_PROMPTS = 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import Cache
 
-from paceline.targets.span import Span
+if TYPE_CHECKING:
+    from paceline.targets.span import Span
 
 
 class CacheShape(NamedTuple):

@@ -10,17 +10,19 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput
 from paceline.targets.torch_tier import TorchTarget, check_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 

@@ -8,17 +8,19 @@ import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from paceline.errors import ModelError, UnsupportedModel
 from paceline.targets.families import FAMILIES, LLAMA
 from paceline.targets.linear import PackedLinear, PackedRows, PlainLinear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Linear = PlainLinear | PackedLinear
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]

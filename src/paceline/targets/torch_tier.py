@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.targets import fused
 from paceline.targets.cache import CacheShape, KVCache
-from paceline.targets.fused import FusedLayer, Norm, Shape
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
 from paceline.targets.plain_ops import PlainOps
 from paceline.targets.rope import RopeTables
-from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from paceline.targets.fused import FusedLayer, Norm, Shape
+    from paceline.targets.span import Span
 
 
 class Operations(Protocol):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.errors import require
-from paceline.training.data.dataset import Batch
-from paceline.training.heads.head_task import Drafts, FeatureTask, TargetFeatures
 from paceline.training.task import Player, Task
+
+if TYPE_CHECKING:
+    from paceline.training.data.dataset import Batch
+    from paceline.training.heads.head_task import Drafts, FeatureTask, TargetFeatures
 
 FORMS = ("full", "low-cost")
 COLLAPSED, LONG = 0.05, 50  # a loss of the discriminator (2 log 2 where it knows nothing), steps

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.heads.head_task import HeadTask
 from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, chain_counts, figures, tally
 from paceline.training.objectives import WHOLE
 from paceline.training.task import TaskOptions
+
+if TYPE_CHECKING:
+    from paceline.drafters.early_exit.head import ExitHead
 
 STARTS = ("fitted", "last")
 

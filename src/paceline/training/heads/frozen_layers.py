@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from paceline.targets.families import FAMILIES
 from paceline.targets.span import Span
-from paceline.targets.target import Target
 from paceline.training.data.dataset import Batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.targets.target import Target
 
 #: Hidden states of a batch's tokens, from the target itself or from a store.
 HiddenStates = Callable[[Batch], Float[Tensor, "batch tokens hidden"]]

@@ -5,17 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paceline.drafting.heads import TrainedHead
 from paceline.errors import require
-from paceline.training.data.dataset import Batch
-from paceline.training.heads.frozen_layers import HiddenStates
 from paceline.training.objectives import WHOLE, soft_cross_entropy, soft_labels, whole_cross_entropy
 from paceline.training.task import Task, TaskOptions
+
+if TYPE_CHECKING:
+    from paceline.drafting.heads import TrainedHead
+    from paceline.training.data.dataset import Batch
+    from paceline.training.heads.frozen_layers import HiddenStates
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.drafters.eagle.head import EagleHead
-from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
 from paceline.errors import DataError
 from paceline.training.data.dataset import IGNORE, Batch, Dataset
-from paceline.training.heads.frozen_layers import HiddenStates
 from paceline.training.heads.head_task import ahead
 from paceline.training.objectives import soft_labels
+
+if TYPE_CHECKING:
+    from paceline.drafters.eagle.head import EagleHead
+    from paceline.drafters.early_exit.head import ExitHead
+    from paceline.training.heads.frozen_layers import HiddenStates
 
 TOKENS = 32_768  # positions that the fit looks at
 RIDGE = 1e-3  # relative to the mean square of each input

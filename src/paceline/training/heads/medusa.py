@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,9 +14,11 @@ from paceline.drafters.medusa.head import RANKS, MedusaHead
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
-from paceline.training.heads.frozen_layers import HiddenStates
 from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, TargetFeatures, ahead
 from paceline.training.heads.simulated_acceptance import COUNTS, draft_counts, figures, tally
+
+if TYPE_CHECKING:
+    from paceline.training.heads.frozen_layers import HiddenStates
 
 DECAY = 0.8  # a head's weight in the loss, relative to the one before it (Medusa, section 2.2.1)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from paceline.drafters.layer_skip.skip_set import KINDS, SkipSet
 from paceline.targets.span import Span
-from paceline.targets.target import Target
+
+if TYPE_CHECKING:
+    from paceline.targets.target import Target
 
 Skip = Collection[tuple[int, str]]
 Matches = list[Bool[np.ndarray, " tokens"]]  # a prompt: whether each token would have been drafted right

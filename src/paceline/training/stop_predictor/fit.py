@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from paceline.policies.predictors import (
     Seen,
     TopPredictor,
 )
-from paceline.training.stop_predictor.examples import Examples
+
+if TYPE_CHECKING:
+    from paceline.training.stop_predictor.examples import Examples
 
 #: Forms of each policy's predictor, the default first.
 FORMS = {"cali-ts": ("features", "low-rank", "full"), "specdec++": ("residual",), "disco": ("top",)}
