@@ -16,7 +16,7 @@ import argparse
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -27,7 +27,6 @@ from trained import facts, own_and_passed, train
 import paceline
 from paceline.bench.metrics import harmonic_mean
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafting.base import Drafter
 from paceline.drafting.corpus.tokenized import tokenizer_of
 from paceline.policies import POLICIES
 from paceline.profiling.replay import replay
@@ -41,6 +40,9 @@ from paceline.training.data.self_distill import DistillConfig
 from paceline.training.heads.early_exit import EarlyExitTask
 from paceline.training.heads.frozen_layers import FrozenLayers
 from paceline.training.heads.simulated_acceptance import CHAIN
+
+if TYPE_CHECKING:
+    from paceline.drafting.base import Drafter
 
 BAR = Console(stderr=True)
 BASE, OPEN = "base", "open text only"  # the row that the others differ from by one thing each

@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from paceline.api import LLM
 from paceline.decoding.request import Request
 from paceline.errors import require
-from paceline.training.data.prompts import Conversation
 from paceline.training.data.samples import GENERATED, PROMPT, Sample
+
+if TYPE_CHECKING:
+    from paceline.api import LLM
+    from paceline.training.data.prompts import Conversation
 
 
 @dataclass(frozen=True)
