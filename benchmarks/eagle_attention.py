@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,7 +29,9 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafting.heads import output_rows
 from paceline.targets.families import FAMILIES
 from paceline.targets.span import Span
-from paceline.targets.target import Target
+
+if TYPE_CHECKING:
+    from paceline.targets.target import Target
 
 BAR = Console(stderr=True)
 SHIPPED = Path(paceline.__file__).parent / "checkpoints" / "smollm2-135m"

@@ -18,7 +18,7 @@ import json
 from collections import Counter
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
@@ -29,11 +29,13 @@ from table import markdown
 import paceline
 from paceline.decoding.request import Request
 from paceline.decoding.verify import Outcome
-from paceline.drafting.tree import TokenTree
 from paceline.policies import POLICIES, predictors
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.profiling.rounds import setting_of
+
+if TYPE_CHECKING:
+    from paceline.drafting.tree import TokenTree
 
 BAR = Console(stderr=True)
 DEPTH = 6
@@ -74,7 +76,7 @@ class Everywhere(Request):
         return Outcome([0], follows[0])
 
 
-def one_token_a_round(rows: list[Everywhere], trees: list[TokenTree], logits: object) -> list[Outcome]:
+def one_token_a_round(rows: list[Everywhere], trees: list[TokenTree], _: object) -> list[Outcome]:
     return [row.judge(tree) for row, tree in zip(rows, trees, strict=True)]
 
 

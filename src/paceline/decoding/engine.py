@@ -6,18 +6,20 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from paceline.decoding.request import CANCELLED, NO_ROW, Request
 from paceline.decoding.stats import Clock, Round
 from paceline.decoding.verify import Outcome, verify
-from paceline.drafting.base import Drafter
 from paceline.drafting.tree import TokenTree, tree_span
 from paceline.errors import ContextOverflow, require
-from paceline.targets.cache import KVCache
-from paceline.targets.target import PassOutput, Target
+
+if TYPE_CHECKING:
+    from paceline.drafting.base import Drafter
+    from paceline.targets.cache import KVCache
+    from paceline.targets.target import PassOutput, Target
 
 
 class Emitted(NamedTuple):

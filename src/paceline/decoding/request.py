@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -14,9 +14,11 @@ from paceline.decoding.sampling import NodeProcessors, Noise
 from paceline.decoding.stats import TARGET, Stats
 from paceline.decoding.text import Piece, TextStream
 from paceline.decoding.verify import Outcome, Rule, draw
-from paceline.drafting.tree import TokenTree
 from paceline.errors import require
-from paceline.policies.base import StoppingPolicy
+
+if TYPE_CHECKING:
+    from paceline.drafting.tree import TokenTree
+    from paceline.policies.base import StoppingPolicy
 
 VERIFIERS = ("auto", "match", "rejection")
 CANCELLED = "cancelled"  # the finish reason of a request that was given up

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafting.tree import TokenTree
 from paceline.targets.logits import argmax
+
+if TYPE_CHECKING:
+    from paceline.drafting.tree import TokenTree
 
 Uniform = Callable[[], float]  # the next of a stream of independent draws from [0, 1)
 
@@ -123,7 +125,8 @@ def sample_match(tree: TokenTree, p: Float[Tensor, "nodes vocab"], uniforms: Seq
 
 def chain_rejection(tree: TokenTree, p: Float[Tensor, "nodes vocab"], uniform: Uniform) -> Outcome:
     """Speculative sampling of a chain (Leviathan et al., 2023): accept token x with probability min(1, p(x)/q(x));
-    at the first rejection sample from norm(max(0, p - q)), after the last acceptance from p."""
+    at the first rejection sample from norm(max(0, p - q)), after the last acceptance from p.
+    """
     for node in range(1, len(tree)):
         p_node, q, token = p[node - 1], tree.q[node], tree.tokens[node]
         if not uniform() * float(_at(q, token)) < float(p_node[token]):

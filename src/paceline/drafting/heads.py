@@ -164,7 +164,7 @@ class TrainedHead(nn.Module):
         """
         path = folder / config_name(cls.kind)
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if facts.pop("format") != FORMAT:
                 raise CheckpointError(f"{path} is of another version of paceline")
         except OSError as error:
@@ -177,7 +177,8 @@ class TrainedHead(nn.Module):
     @classmethod
     def stored_path(cls, target: Target) -> Path:
         """Where training keeps this model's heads of this kind: the user's cache. One lies there itself, several in
-        folders below, such as `k2`."""
+        folders below, such as `k2`.
+        """
         return store.root() / cls.kind / model_key(target)
 
     @classmethod

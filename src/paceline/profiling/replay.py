@@ -1,22 +1,25 @@
 """Drafters on a known text: a request goes on as the text does, so that what it costs to draft, and how much of it is
-accepted, can be seen without waiting for a target, and one text judges all drafters and policies."""
+accepted, can be seen without waiting for a target, and one text judges all drafters and policies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
-from paceline.decoding.stats import Stats
-from paceline.drafting.base import Drafter
 from paceline.errors import OptionError
-from paceline.policies.base import StoppingPolicy
 from paceline.profiling.rounds import ready
 from paceline.targets.cache import CacheShape, KVCache
-from paceline.targets.target import Target
+
+if TYPE_CHECKING:
+    from paceline.decoding.stats import Stats
+    from paceline.drafting.base import Drafter
+    from paceline.policies.base import StoppingPolicy
+    from paceline.targets.target import Target
 
 
 def replay(

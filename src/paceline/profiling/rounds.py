@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafting.autoregressive import AutoregressiveDrafter
-from paceline.drafting.base import Drafter
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets.costs import CONTEXT, Costs, costs_of
 from paceline.targets.identity import model_key
+
+if TYPE_CHECKING:
+    from paceline.drafting.base import Drafter
 
 DRAFTED, ROUNDS = (0, 1, 2, 4), 6  # tokens of the rounds by which drafting is measured, and rounds of each
 
@@ -68,7 +70,8 @@ def round_seconds(drafter: Drafter) -> Costs:
 
 class ByTurns(Fixed):
     """Drafts each of the lengths in `DRAFTED` by turns, forwards and back, so that each comes after others: some leave
-    work for the next round."""
+    work for the next round.
+    """
 
     def __init__(self) -> None:
         super().__init__(k=max(DRAFTED))
