@@ -47,9 +47,14 @@ class Registry:
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """The options a user may give: the class's keyword-only parameters, with resolved annotations."""
         cls = self.get(name)
-        hints = get_type_hints(cls.__init__)  # type: ignore[misc]
-        parameters = inspect.signature(cls).parameters.values()
-        return {p.name: p.replace(annotation=hints.get(p.name, str)) for p in parameters if p.kind is p.KEYWORD_ONLY}
+        options = {p.name: p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY}
+        # Theirs alone: those of other parameters may be imported for type checkers only.
+        written = types.SimpleNamespace(
+            __annotations__={n: p.annotation for n, p in options.items() if p.annotation is not p.empty}
+        )
+        init: Any = cls.__init__  # type: ignore[misc]  # of the class itself, which is what is asked about
+        hints = get_type_hints(written, globalns=getattr(init, "__globals__", {}))
+        return {name: p.replace(annotation=hints.get(name, str)) for name, p in options.items()}
 
     def parse(self, text: str) -> Spec:
         """`name:key=value:key=value` -> Spec. Raises OptionError for unknown names, options and malformed values."""

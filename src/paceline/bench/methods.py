@@ -35,7 +35,7 @@ BASELINES = Registry(
     {
         HF: "paceline.bench.baselines:Generate",
         "hf-lookup": "paceline.bench.baselines:Lookup",
-        "hf-early-exit": "paceline.bench.baselines:EarlyExit",
+        "hf-early-exit": "paceline.bench.baselines:HFEarlyExit",
         "hf-assisted": "paceline.bench.baselines:Assisted",
     },
 )
