@@ -16,7 +16,7 @@ import argparse
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -27,13 +27,11 @@ from trained import facts, own_and_passed, train
 import paceline
 from paceline.bench.metrics import harmonic_mean
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafting.base import Drafter
 from paceline.drafting.corpus.tokenized import tokenizer_of
 from paceline.policies import POLICIES
 from paceline.profiling.replay import replay
-from paceline.profiling.rounds import draft_costs
+from paceline.profiling.rounds import DRAFTED, round_seconds
 from paceline.targets import load_target
-from paceline.targets.costs import DRAFTED
 from paceline.targets.store import sha256
 from paceline.training.data.dataset import Dataset
 from paceline.training.data.generate import OpenText
@@ -42,6 +40,9 @@ from paceline.training.data.self_distill import DistillConfig
 from paceline.training.heads.early_exit import EarlyExitTask
 from paceline.training.heads.frozen_layers import FrozenLayers
 from paceline.training.heads.simulated_acceptance import CHAIN
+
+if TYPE_CHECKING:
+    from paceline.drafting.base import Drafter
 
 BAR = Console(stderr=True)
 BASE, OPEN = "base", "open text only"  # the row that the others differ from by one thing each
@@ -136,7 +137,7 @@ def policies(args: argparse.Namespace) -> None:
 
 def measured_cost(drafter: Drafter) -> float:
     """Of a drafted token, in target passes: equation 14 knows of one cost for all."""
-    costs, most = draft_costs(drafter), max(DRAFTED)
+    costs, most = round_seconds(drafter), max(DRAFTED)
     return (costs(most) / costs(0) - 1) / most
 
 

@@ -83,7 +83,7 @@ def load_in_child(gguf_path: str, log: str, kill: bool, ready: Barrier) -> None:
     convert = sources.convert
 
     def logged(path, out, name, step):
-        with open(log, "a") as file:
+        with Path(log).open("a") as file:
             file.write("converted\n")
         if kill:
             (out / "model.safetensors").write_bytes(b"half")

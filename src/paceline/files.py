@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ def whole(path: Path, then: str = "give the command again") -> Iterator[Path]:
         mode = partial.stat().st_mode
         yield partial
         partial.chmod(mode)  # safetensors keeps its files from all other users
-        os.replace(partial, path)
+        partial.replace(path)
     except (OSError, SafetensorError, RuntimeError) as error:
         if is_full(error):
             raise DiskFull(f"the disk of {path.parent} is full: make room and {then}") from error
@@ -65,7 +64,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
-        os.replace(partial, path)
+        partial.replace(path)
     except Exception as error:
         if is_full(error):
             raise DiskFull(f"the disk of {path} is full") from error

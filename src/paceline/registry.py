@@ -37,9 +37,11 @@ class Registry:
         """The class called `name`. Raises OptionError for an unknown name."""
         if name in self._where:
             module, _, attribute = self._where[name].partition(":")
-            return getattr(import_module(module), attribute)
+            cls: type = getattr(import_module(module), attribute)
+            return cls
         for point in entry_points(group=self.group, name=name):
-            return point.load()
+            plugin: type = point.load()
+            return plugin
         raise OptionError(f"unknown {self.kind} '{name}'{_suggest(name, list(self))}")
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 from rich.console import Console
 
-from paceline.bench import BenchConfig, Row, Summary, print_summary, run
+from paceline.bench import BenchConfig, ResultRow, Summary, print_summary, run
 from paceline.bench import runner as runner_module
 from paceline.bench.methods import Paceline
 from paceline.bench.runner import _turns
@@ -61,7 +61,7 @@ def test_results_in_the_documented_schema(config: dict[str, Any]) -> None:
     assert written == summary.rows
     assert [(r["method"], r["task"]) for r in written] == [(m, t) for m in METHODS for t in ("overall", "qa", "chat")]
     for row in written:
-        assert list(row) == list(get_type_hints(Row))
+        assert list(row) == list(get_type_hints(ResultRow))
         assert row["prompts"] == (4 if row["task"] == "overall" else 2)
         assert row["wrong"] == 0
         assert row["identical"] + row["tie"] == row["prompts"]

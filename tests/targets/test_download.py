@@ -16,8 +16,8 @@ def test_size_of_a_folder_that_changes(tmp_path: Path, monkeypatch: pytest.Monke
 
     def slow(path: Any) -> Any:
         if Path(path).name == "goes":
-            os.remove(os.path.join(path, "file"))
-            os.rmdir(path)
+            Path(path, "file").unlink()
+            Path(path).rmdir()
         return list_folder(path)
 
     monkeypatch.setattr(os, "scandir", slow)

@@ -59,7 +59,7 @@ def test_features_are_what_the_output_matrix_reads(layers: Counting, data: Path)
 
 def test_it_is_computed_once(layers: Counting, data: Path) -> None:
     told: list[tuple[int, int]] = []
-    FeatureStore(layers, Dataset(data), probe_features(layers.target), told=lambda *now: told.append(now))
+    FeatureStore(layers, Dataset(data), probe_features(layers.target), progress=lambda *now: told.append(now))
     assert layers.tokens == told[-1][0] == told[-1][1] == Dataset(data).lengths.sum()
     store(layers, data)
     assert layers.tokens == told[-1][1]

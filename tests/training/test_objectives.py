@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from paceline.training.data.dataset import IGNORE
 from paceline.training.data.samples import UNKNOWN
@@ -17,14 +17,14 @@ LOGP = torch.tensor([[-0.1, -3.0], [-0.5, -1.0], [-torch.inf, -torch.inf]])
 def test_text_is_cross_entropy() -> None:
     logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     tokens, weights = soft_labels("text", LABELS, TOP, LOGP)
-    want = F.cross_entropy(logits, LABELS, reduction="sum")
+    want = functional.cross_entropy(logits, LABELS, reduction="sum")
     torch.testing.assert_close(soft_cross_entropy(logits, tokens, weights), want)
 
 
 def test_argmax_is_cross_entropy_with_the_target_s_choice() -> None:
     logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     tokens, weights = soft_labels("argmax", LABELS, TOP, LOGP)
-    want = F.cross_entropy(logits, torch.tensor([3, 4, 2]), reduction="sum")
+    want = functional.cross_entropy(logits, torch.tensor([3, 4, 2]), reduction="sum")
     torch.testing.assert_close(soft_cross_entropy(logits, tokens, weights), want)
 
 

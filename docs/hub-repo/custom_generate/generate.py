@@ -1,4 +1,4 @@
-"""A hub repository with this folder gives paceline to every transformers user:
+"""A hub repository with this folder gives paceline to every transformers user.
 
 model.generate(**inputs, custom_generate="you/your-repo", trust_remote_code=True, drafter="prompt-lookup")
 """

@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from paceline.api import LLM
 from paceline.bench.methods import Generated, Method
-from paceline.decoding.sampling import SamplingParams
 from paceline.errors import PacelineError, UnsupportedModel, require
 from paceline.targets.loading import first_line, quiet
 from paceline.targets.sources import load_model
 from paceline.targets.tokenizers import check_same_tokenizer
+
+if TYPE_CHECKING:
+    from paceline.api import LLM
+    from paceline.decoding.sampling import SamplingParams
 
 
 class Generate(Method):

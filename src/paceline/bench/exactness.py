@@ -8,16 +8,19 @@ An exact target has no such noise: there every difference between paceline's own
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from paceline.targets import Target
-from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.targets import Target
+    from paceline.targets.cache import KVCache
 
 STEPS = 32  # positions compared a prompt
 CONTEXT = 512  # tokens of a prompt at most: transformers may give logits of all of them

@@ -93,7 +93,8 @@ def _config(folder: Path, settings: dict[str, Any], machine: dict[str, Any]) -> 
     path = folder / CONFIG
     if not path.exists():
         require(not (folder / RUNS).exists(), f"{folder} has {RUNS} but no {CONFIG}: choose another folder")
-        config = {"settings": settings, "machine": machine, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        made = datetime.now(UTC).isoformat(timespec="seconds")
+        config: dict[str, Any] = {"settings": settings, "machine": machine, "date": made}
         _write(path, json.dumps(config, indent=1) + "\n")
         return config
     try:

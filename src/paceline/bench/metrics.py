@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from paceline.bench.exactness import Difference
-from paceline.bench.journal import Run
 from paceline.bench.methods import AR, HF
 from paceline.bench.suites import OVERALL
 from paceline.decoding.stats import PHASES
+
+if TYPE_CHECKING:
+    from paceline.bench.exactness import Difference
+    from paceline.bench.journal import Run
 
 POSITIONS = 5  # of n_alpha
 

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import PreTrainedModel
 
 from paceline.api import load
-from paceline.bench.config import BenchConfig
 from paceline.bench.exactness import Difference, diverge, measure_noise
 from paceline.bench.journal import DIFFERENCES, RESULTS, Journal, Key, Run, open_journal
 from paceline.bench.machine import machine
@@ -26,6 +24,11 @@ from paceline.bench.suites import Prompt, batches, load_suite
 from paceline.errors import ContextOverflow
 from paceline.targets.sources import load_model
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.bench.config import BenchConfig
+
 WARM_UP_TOKENS = 8
 NOISE_PROMPTS = 4
 
@@ -33,7 +36,8 @@ NOISE_PROMPTS = 4
 @dataclass(frozen=True)
 class Summary:
     """What `run` gives: the rows of `results.jsonl`, the differences between greedy outputs, and the config as written
-    to `config.json`, all of them in the folder `out`."""
+    to `config.json`, all of them in the folder `out`.
+    """
 
     out: Path
     rows: list[ResultRow]
@@ -135,7 +139,8 @@ class _Bench:
 
     def _encode(self, item: Item) -> list[list[int]]:
         """Token ids of the turn's prompts. The answers before it are those of one method, plain decoding if it is
-        there, so that all methods continue the same text."""
+        there, so that all methods continue the same text.
+        """
         teller = AR if AR in self.names else self.names[0]
         earlier = [self.journal.runs[item._replace(turn=turn).key(teller)].outputs for turn in range(item.turn)]
         texts = [
@@ -225,14 +230,16 @@ class _Bench:
 
     def _allowed(self, method: str) -> float:
         """The gap between two logits that noise explains."""
+        noise: dict[str, float] = self.journal.config["noise"]
         if is_baseline(method):
-            return 2 * self.journal.config["noise"]["hf"]
-        return 0.0 if self.llm.target.exact else 2 * self.journal.config["noise"]["paceline"]
+            return 2 * noise["hf"]
+        return 0.0 if self.llm.target.exact else 2 * noise["paceline"]
 
 
 def _turns(methods: Sequence[Method], number: int) -> list[Method]:
     """The order for a prompt, always the same: each method is first as often as any other, and none comes behind the
-    same one each time, whatever that leaves behind."""
+    same one each time, whatever that leaves behind.
+    """
     first = number % len(methods)
     others = [*methods[:first], *methods[first + 1 :]]
     return [methods[first], *random.Random(number).sample(others, len(others))]

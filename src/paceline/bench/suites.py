@@ -81,7 +81,7 @@ def _file_rows(path: Path) -> Iterator[RawRow]:
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(cast(BinaryIO, file), start=1):
+            for number, line in enumerate(cast("BinaryIO", file), start=1):
                 if line.strip():
                     row = json.loads(line.decode("utf-8-sig"))
                     yield RawRow(row, f"{path}, line {number}", f"{stem}/{number}", stem)

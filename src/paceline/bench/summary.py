@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -10,9 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.bench.methods import AR, is_baseline
-from paceline.bench.metrics import ResultRow
-from paceline.bench.runner import Summary
 from paceline.bench.suites import OVERALL
+
+if TYPE_CHECKING:
+    from paceline.bench.metrics import ResultRow
+    from paceline.bench.runner import Summary
 
 
 def print_summary(summary: Summary, console: Console | None = None, verbose: bool = False) -> None:

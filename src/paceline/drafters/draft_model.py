@@ -23,8 +23,10 @@ from paceline.targets.tokenizers import check_same_tokenizer
 
 
 class DraftModel(AutoregressiveDrafter):
-    """Args:
-    model: name, folder or hub id of the draft model, or a loaded `Target` of it (from Python).
+    """A smaller model drafts, on a cache of its own.
+
+    Args:
+        model: name, folder or hub id of the draft model, or a loaded `Target` of it (from Python).
 
     Raises:
         TokenizerMismatch: when its tokenizer is not the target's.

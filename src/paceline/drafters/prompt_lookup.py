@@ -40,10 +40,12 @@ class NgramIndex:
 
 
 class PromptLookup(TreeDrafter):
-    """Args:
-    ngram: longest n-gram looked up; shorter ones are tried down to `shortest`.
-    branches: how many different earlier occurrences to follow at once, latest first, merged into one tree.
-    budget: most nodes of the tree; "auto": as many as pay on this machine.
+    """What followed the last n-gram where it stood in the context before.
+
+    Args:
+        ngram: longest n-gram looked up; shorter ones are tried down to `shortest`.
+        branches: how many different earlier occurrences to follow at once, latest first, merged into one tree.
+        budget: most nodes of the tree; "auto": as many as pay on this machine.
     """
 
     default_policy = "fixed:k=10"

@@ -78,9 +78,11 @@ class SuffixAutomaton:
 
 
 class Suffix(TreeDrafter):
-    """Args:
-    shortest: shortest match worth following; one token matches nearly always and says little.
-    budget: most tokens of a draft; "auto": as many as pay on this machine.
+    """What followed the longest suffix of the context when it occurred before.
+
+    Args:
+        shortest: shortest match worth following; one token matches nearly always and says little.
+        budget: most tokens of a draft; "auto": as many as pay on this machine.
     """
 
     default_policy = "fixed:k=10"

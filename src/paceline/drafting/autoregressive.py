@@ -33,7 +33,8 @@ class AutoregressiveDrafter(Drafter):
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         """Draft logits behind each tree's last node, with hidden states where there is a `hidden_width` and a row's
-        policy reads them. Rows that stopped drafting are passed too, for shape only."""
+        policy reads them. Rows that stopped drafting are passed too, for shape only.
+        """
         raise NotImplementedError
 
     @torch.inference_mode()
@@ -63,7 +64,8 @@ class AutoregressiveDrafter(Drafter):
 
     def distribution(self, row: Row, logits: Float[Tensor, " tokens"], drafted: list[int]) -> Float[Tensor, " _"]:
         """What the row's next token is drawn from behind those that are `drafted`. Where none is drawn, and nothing is
-        processed, it is over `tokens` alone: a policy sees the same."""
+        processed, it is over `tokens` alone: a policy sees the same.
+        """
         if row.plain:
             return logits.float().softmax(-1)
         if self.tokens is not None:

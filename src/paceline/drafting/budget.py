@@ -44,7 +44,8 @@ class Budget:
 
     def least(self, rows: int, drafting: float = 0.0) -> float:
         """Candidates with lower scores than this are as good as never worth verifying; nor, if a level takes `drafting`
-        seconds, is what lies behind them worth drafting."""
+        seconds, is what lies behind them worth drafting.
+        """
         return self.rate(rows) * (self.costs.slope / DOUBT + drafting / TRUST)
 
     def choose(self, tree: TokenTree, rows: int = 1, others: int = 0) -> TokenTree:

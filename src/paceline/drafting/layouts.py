@@ -71,7 +71,8 @@ def require_shapes(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, Sequence[int]], where: str, ids: Collection[str] = ()
 ) -> None:
     """Raises CheckpointError unless the tensors have these names and shapes, and hold token ids under the names in
-    `ids`, floats under the others."""
+    `ids`, floats under the others.
+    """
     faults = []
     if missing := wanted.keys() - tensors.keys():
         faults.append(f"missing: {_listed(missing)}")

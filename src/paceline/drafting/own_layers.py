@@ -38,11 +38,12 @@ def make_layers(config: dict[str, Any], outputs: int) -> PreTrainedModel:
     fields = dict(config)
     no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     kind = AutoConfig.for_model(fields.pop("model_type"), vocab_size=1, **no_ids, **fields)
-    lm = AutoModelForCausalLM.from_config(kind)
+    lm: PreTrainedModel = AutoModelForCausalLM.from_config(kind)
     kind.vocab_size = outputs  # only now: two matrices of this size would have been made at random
     lm.set_input_embeddings(nn.Identity())
     lm.set_output_embeddings(nn.Linear(kind.hidden_size, outputs, bias=False) if outputs else nn.Identity())
-    return lm.eval()
+    lm.eval()
+    return lm
 
 
 def fast_layers(lm: PreTrainedModel, target: Target) -> Target:

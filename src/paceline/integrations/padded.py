@@ -21,7 +21,8 @@ from paceline.decoding.sampling import HISTORY_FREE, REFUSED
 @dataclass(frozen=True)
 class BatchRow:
     """Row `index` of `batch`, and the padding left of its prompt, which processors and criteria expect to see: they
-    count lengths with it."""
+    count lengths with it.
+    """
 
     index: int
     batch: int
@@ -41,7 +42,8 @@ class BatchRow:
         return partial(self._on_padded, own) if len(self.padding) else own
 
     def _on_padded(self, processor: Any, ids: Tensor, scores: Tensor) -> Tensor:
-        return processor(self.pad(ids), scores)
+        processed: Tensor = processor(self.pad(ids), scores)
+        return processed
 
     def _own(self, processor: Any) -> Any:
         """Processors that hold something for each row of the batch keep this row's."""

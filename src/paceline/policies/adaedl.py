@@ -40,4 +40,5 @@ class AdaEDL(AdaptiveThreshold):
         self.gamma = gamma
 
     def score(self, q: Float[Tensor, " vocab"]) -> float:
-        return 1 - (self.gamma * max(entropy(q), 0.0)) ** 0.5
+        lacking: float = (self.gamma * max(entropy(q), 0.0)) ** 0.5
+        return 1 - lacking

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -78,7 +77,7 @@ def load(path: str | Path, policy: str) -> Trained:
         CheckpointError: there is none, it is damaged, or it serves another policy.
     """
     try:
-        trained = _load(str(path), os.stat(path).st_mtime_ns)
+        trained = _load(str(path), Path(path).stat().st_mtime_ns)
     except OSError as error:
         raise CheckpointError(f"there is no stop predictor {path}: {error.strerror}") from error
     if trained.origin.policy != policy:
@@ -87,7 +86,7 @@ def load(path: str | Path, policy: str) -> Trained:
 
 
 @lru_cache(maxsize=16)
-def _load(path: str, modified: int) -> Trained:
+def _load(path: str, _modified: int) -> Trained:
     try:
         with safe_open(path, "pt") as file:
             header = json.loads(file.metadata()[HEADER])

@@ -118,7 +118,8 @@ class HiddenPredictor(Predictor):
     def forward(self, seen: Seen) -> Tensor:
         of_target = self.target[seen.depth.clamp(max=STEPS - 1)] @ self.scale_target(seen.target)[..., None]
         mixed = of_target[..., 0] + self.scale_draft(seen.draft) @ self.draft.T + self.bias
-        return (self.out(nn.functional.silu(mixed)) if self.out else mixed)[:, 0]
+        out: Tensor = self.out(nn.functional.silu(mixed)) if self.out else mixed
+        return out[:, 0]
 
     def begin(self, log_odds: float) -> None:
         if self.out:
@@ -146,7 +147,8 @@ class ResidualPredictor(Predictor):
         hidden = self.scale(seen.draft)
         for block in self.blocks:
             hidden = hidden + nn.functional.silu(block(hidden))
-        return self.out(hidden)[:, 0]
+        out: Tensor = self.out(hidden)
+        return out[:, 0]
 
     def begin(self, log_odds: float) -> None:
         _begin(self.out, log_odds)
@@ -164,10 +166,11 @@ class TopPredictor(Predictor):
 
     def forward(self, seen: Seen) -> Tensor:
         depth = seen.depth[:, None].clamp(max=2 * STEPS) / STEPS
-        return self.net(torch.cat([seen.signals[:, 1:], depth], -1))[:, 0]
+        out: Tensor = self.net(torch.cat([seen.signals[:, 1:], depth], -1))
+        return out[:, 0]
 
     def begin(self, log_odds: float) -> None:
-        _begin(cast(nn.Linear, self.net[-1]), log_odds)
+        _begin(cast("nn.Linear", self.net[-1]), log_odds)
 
 
 def _begin(last: nn.Linear, log_odds: float) -> None:

@@ -12,8 +12,9 @@ import math
 import numpy as np
 from numba import carray, njit
 
+from paceline.compiled import int64
 from paceline.targets.kernels import dot, exp
-from paceline.targets.team import FAST, Kernel, barrier, floats, integers, part, parts, real
+from paceline.targets.team import FAST, Floats, Integers, Kernel, barrier, floats, integers, part, parts, real
 
 TILE = 4  # tokens that share the reading of a block of keys
 BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
@@ -50,7 +51,7 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
 
 
 @njit(**FAST)
-def _rotate_and_store(t, token):
+def _rotate_and_store(t: Integers, token: int) -> None:
     heads, kv_heads, size, half = t[HEADS], t[KV_HEADS], t[HEAD_DIM], t[ROTARY] // 2
     row, node = token // t[WIDTH], token % t[WIDTH]
     slot = carray(integers(t[STARTS]), t[BATCH])[row] + t[OFFSET] + node
@@ -82,18 +83,20 @@ def _rotate_and_store(t, token):
 
 
 @njit(inline="always")
-def _slot(place, start, path):
+def _slot(place: int, start: int, path: Integers) -> np.uint64:
     """Where the key at a place of the list lies. No branch, and unsigned: else the loops around it stay scalar."""
     return np.uint64(min(place, start) + path[max(place - start + 1, 0)])
 
 
 @njit(inline="always")
-def _path(t, token):
+def _path(t: Integers, token: int) -> Integers:
     return carray(integers(t[PATHS] + 8 * token * t[PATH_STRIDE]), max(t[PATH_STRIDE], 1))
 
 
 @njit(inline="always", **FAST)
-def _score_of(size, query, keys, start, path, scores, place, stop):
+def _score_of(
+    size: int, query: Floats, keys: Floats, start: int, path: Integers, scores: Floats, place: int, stop: int
+) -> None:
     while place + 4 <= stop:
         k0, k1 = keys[_slot(place, start, path)], keys[_slot(place + 1, start, path)]
         k2, k3 = keys[_slot(place + 2, start, path)], keys[_slot(place + 3, start, path)]
@@ -112,7 +115,9 @@ def _score_of(size, query, keys, start, path, scores, place, stop):
 
 
 @njit(**FAST)
-def _score(size, query, keys, start, path, scores, place, stop):
+def _score(
+    size: int, query: Floats, keys: Floats, start: int, path: Integers, scores: Floats, place: int, stop: int
+) -> None:
     """scores[place .. stop-1] = query . key. The usual head dimensions as constants: that is a quarter faster."""
     if size == 64:
         _score_of(64, query, keys, start, path, scores, place, stop)
@@ -123,7 +128,9 @@ def _score(size, query, keys, start, path, scores, place, stop):
 
 
 @njit(inline="always", **FAST)
-def _collect_of(size, weights, values, start, path, out, place, stop):
+def _collect_of(
+    size: int, weights: Floats, values: Floats, start: int, path: Integers, out: Floats, place: int, stop: int
+) -> None:
     while place + 4 <= stop:
         v0, v1 = values[_slot(place, start, path)], values[_slot(place + 1, start, path)]
         v2, v3 = values[_slot(place + 2, start, path)], values[_slot(place + 3, start, path)]
@@ -139,8 +146,10 @@ def _collect_of(size, weights, values, start, path, out, place, stop):
 
 
 @njit(**FAST)
-def _collect(size, weights, values, start, path, out, place, stop):
-    """out += weights[place .. stop-1] . values"""
+def _collect(
+    size: int, weights: Floats, values: Floats, start: int, path: Integers, out: Floats, place: int, stop: int
+) -> None:
+    """out += weights[place .. stop-1] . values; see `_score`."""
     if size == 64:
         _collect_of(64, weights, values, start, path, out, place, stop)
     elif size == 128:
@@ -150,7 +159,7 @@ def _collect(size, weights, values, start, path, out, place, stop):
 
 
 @njit(**FAST)
-def _softmax(scores):
+def _softmax(scores: Floats) -> None:
     h0 = h1 = h2 = h3 = scores[0]  # four, since one would wait for itself; the order of a maximum is free
     whole = scores.size // 4 * 4
     for place in range(0, whole, 4):
@@ -170,13 +179,13 @@ def _softmax(scores):
 
 
 @njit(**FAST)
-def _attend_tile(t, row, first, low, high):
+def _attend_tile(t: Integers, row: int, first: int, low: int, high: int) -> None:
     """Heads `low .. high-1` of the row's tokens from `first` on, at most TILE."""
     heads, size, longest = t[HEADS], t[HEAD_DIM], t[LONGEST]
     group, tokens = heads // t[KV_HEADS], min(TILE, t[WIDTH] - first)
     token = row * t[WIDTH] + first
     counts = carray(integers(t[COUNTS] + 8 * token), tokens)
-    most = np.int64(0)
+    most = int64(0)
     for i in range(tokens):
         most = max(most, counts[i])
     start = carray(integers(t[STARTS]), t[BATCH])[row] if t[PATH_STRIDE] else most
@@ -209,7 +218,7 @@ def _attend_tile(t, row, first, low, high):
 
 
 @Kernel
-def attend(t):
+def attend(t: Integers) -> None:
     """Rotate queries and keys, store keys and values in the cache, then softmax(q k^T) v for every token and head."""
     for token in range(part(), t[BATCH] * t[WIDTH], parts()):
         _rotate_and_store(t, token)

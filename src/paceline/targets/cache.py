@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import Cache
 
-from paceline.targets.span import Span
+if TYPE_CHECKING:
+    from paceline.targets.span import Span
 
 
 class CacheShape(NamedTuple):
@@ -25,7 +26,7 @@ class KVCache:
 
     Row `b` holds its committed tokens in slots `0 .. lengths[b]-1` (slot = position); the slots behind them are the
     draft region that a verification pass writes and `commit` keeps a path of. `lengths` is a NumPy array, so that the
-    view `row(b)` shares it as it shares the storage.
+    views of `rows` share it as it shares the storage.
     """
 
     def __init__(self, store: Float[Tensor, "layers 2 batch kv_heads capacity head_dim"], lengths: np.ndarray) -> None:
@@ -94,7 +95,7 @@ class CacheWindow(Cache):
         self.cache, self.span = cache, span
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         return self.cache.write(layer_idx, self.span, key_states, value_states)
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,7 +17,9 @@ from paceline.errors import require
 from paceline.targets import store
 from paceline.targets.identity import model_key
 from paceline.targets.span import Span
-from paceline.targets.target import Target
+
+if TYPE_CHECKING:
+    from paceline.targets.target import Target
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 64  # tokens in front of the passes that are measured

@@ -10,17 +10,19 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput
 from paceline.targets.torch_tier import TorchTarget, check_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -142,7 +144,8 @@ class GraphStorage(NamedTuple):
 
 class GraphTarget(TorchTarget):
     """A torch target whose `forward` replays graphs. Prompts, passes inside the draft region and passes wider than the
-    widest graph run as ever."""
+    widest graph run as ever.
+    """
 
     make_pass: type[StaticPass] = GraphPass
 
@@ -184,6 +187,7 @@ class GraphTarget(TorchTarget):
 
 def make_graph_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> GraphTarget:
     """The torch tier's target on a GPU; takes the model's weights over. Raises UnsupportedModel as `make_torch_target`
-    does."""
+    does.
+    """
     check_model(model)
     return GraphTarget(model, tokenizer)

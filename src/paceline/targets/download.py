@@ -82,7 +82,7 @@ def _size(folder: Path) -> int:
     for place, _, files in os.walk(folder):  # passes over folders that pip removes meanwhile, unlike Path.rglob
         for name in files:
             with suppress(FileNotFoundError):  # pip has just moved it
-                total += os.stat(os.path.join(place, name)).st_size
+                total += Path(place, name).stat().st_size
     return total
 
 

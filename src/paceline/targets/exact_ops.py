@@ -1,7 +1,10 @@
 """What happens between the matrix products, by the kernels of this package: CPU, float32, bits that do not depend on
-the width of the pass."""
+the width of the pass.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,11 +12,13 @@ from torch import Tensor
 
 from paceline.targets import attention as fields
 from paceline.targets.attention import ATTEND_FIELDS, TILE, attend
-from paceline.targets.cache import KVCache
-from paceline.targets.fused import FusedLayer, Norm, Shape
 from paceline.targets.kernels import add_norm, gelu, silu_gate
-from paceline.targets.rope import RopeTables
-from paceline.targets.span import Span
+
+if TYPE_CHECKING:
+    from paceline.targets.cache import KVCache
+    from paceline.targets.fused import FusedLayer, Norm, Shape
+    from paceline.targets.rope import RopeTables
+    from paceline.targets.span import Span
 
 _ALONE = 1 << 14  # elements below which waking the other threads costs more than it saves
 

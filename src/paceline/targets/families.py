@@ -48,10 +48,12 @@ def run_sublayers(
     """
 
     def attend(x: Tensor) -> Tensor:
-        return getattr(layer, family.attention)(layer.input_layernorm(x), **arguments)[0]
+        attended: Tensor = getattr(layer, family.attention)(layer.input_layernorm(x), **arguments)[0]
+        return attended
 
     def transform(x: Tensor) -> Tensor:
-        return layer.mlp(layer.post_attention_layernorm(x))
+        transformed: Tensor = layer.mlp(layer.post_attention_layernorm(x))
+        return transformed
 
     if family.parallel_residual and layer.use_parallel_residual:
         out = hidden

@@ -8,17 +8,19 @@ import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from paceline.errors import ModelError, UnsupportedModel
 from paceline.targets.families import FAMILIES, LLAMA
 from paceline.targets.linear import PackedLinear, PackedRows, PlainLinear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Linear = PlainLinear | PackedLinear
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]
@@ -194,7 +196,8 @@ def _embedding(weight: Tensor, head: Linear, tied: bool) -> Callable[[Tensor], T
 
 def _replaced(weight: Tensor, made: Linear) -> None:
     """Give back the memory of a weight that was copied: what is mapped from a checkpoint would stay resident until
-    the last weight of the file has gone."""
+    the last weight of the file has gone.
+    """
     if weight.device.type != "cpu" or (isinstance(made, PlainLinear) and made.weight.data_ptr() == weight.data_ptr()):
         return
     page, dont_need = mmap.PAGESIZE, getattr(mmap, "MADV_DONTNEED", None)
@@ -216,7 +219,7 @@ def _mapped_files() -> Iterator[tuple[int, int]]:
 def _retire(model: Any, decoder: Any) -> None:
     name = model.config.name_or_path or model.config.model_type
 
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
+    def refuse(*_args: object, **_kwargs: object) -> NoReturn:
         raise ModelError(f"the weights of {name} now belong to a paceline target: load the model again to run it alone")
 
     model.to("meta")

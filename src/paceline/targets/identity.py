@@ -5,6 +5,8 @@ A trained head carries the fingerprint of the model it is for.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -12,7 +14,9 @@ from torch import Tensor
 
 from paceline.targets import store
 from paceline.targets.span import Span
-from paceline.targets.target import Target
+
+if TYPE_CHECKING:
+    from paceline.targets.target import Target
 
 TOKENS = 8
 TOLERANCE = 2e-3  # relative error: what orders of summation explain, and no more

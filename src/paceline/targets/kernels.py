@@ -11,11 +11,11 @@ import math
 import numpy as np
 from numba import carray, njit
 
-from paceline.targets.team import EXACT, FAST, Kernel, floats, part, parts, real
+from paceline.targets.team import EXACT, FAST, Floats, Integers, Kernel, floats, part, parts, real
 
 
 @njit(**EXACT)  # reassociated, the two-step range reduction would lose its point
-def exp(x):
+def exp(x: np.float32) -> np.float32:
     """e^x within 1 ulp (Cephes' polynomial), x clamped to +-87; unlike libm's it becomes vector instructions."""
     x = min(max(x, np.float32(-87.0)), np.float32(87.0))
     n = np.floor(x * np.float32(1.44269504088896341) + np.float32(0.5))
@@ -26,11 +26,12 @@ def exp(x):
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + np.float32(1)
-    return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    result: np.float32 = p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return result
 
 
 @njit(**FAST)
-def dot(x, y):
+def dot(x: Floats, y: Floats) -> np.float32:
     total = np.float32(0)
     for i in range(x.size):
         total += x[i] * y[i]
@@ -38,7 +39,7 @@ def dot(x, y):
 
 
 @njit(**FAST)
-def _layer_norm(x, weight, bias, y, eps):
+def _layer_norm(x: Floats, weight: Floats, bias: Floats, y: Floats, eps: np.float32) -> None:
     total = np.float32(0)
     for i in range(x.size):
         total += x[i]
@@ -57,7 +58,7 @@ def _layer_norm(x, weight, bias, y, eps):
 
 
 @Kernel
-def add_norm(table):
+def add_norm(table: Integers) -> None:
     """hidden += delta; out = norm(hidden)."""
     rows, size = table[5], table[6]
     hidden, weight = carray(floats(table[0]), (rows, size)), carray(floats(table[2]), size)
@@ -77,7 +78,7 @@ def add_norm(table):
 
 
 @Kernel
-def silu_gate(table):
+def silu_gate(table: Integers) -> None:
     """out = silu(gate) * up."""
     rows, size = table[2], table[3]
     both, out = carray(floats(table[0]), (rows, 2 * size)), carray(floats(table[1]), (rows, size))
@@ -88,7 +89,7 @@ def silu_gate(table):
 
 
 @Kernel
-def gelu(table):
+def gelu(table: Integers) -> None:
     """out = x * Phi(x)."""
     rows, size = table[2], table[3]
     source, out = carray(floats(table[0]), (rows, size)), carray(floats(table[1]), (rows, size))

@@ -60,7 +60,8 @@ class PackedLinear:
         return self._product(x)
 
     def _product(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+        return out
 
 
 @cache

@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from transformers.utils import logging as hf_logging
 
 from paceline.errors import DiskFull, IntegrityError, ModelError, OptionError, PacelineError, UnsupportedModel
-from paceline.targets.store import is_full
+from paceline.files import is_full
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
@@ -74,7 +74,8 @@ def placement(dtype: torch.dtype | str | None, device: torch.device | str) -> tu
 def read_weights(name: str, **where: Any) -> PreTrainedModel:
     """`AutoModelForCausalLM.from_pretrained(**where)`; missing weights, which it fills at random, are an error."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(**where, output_loading_info=True)
-    model, info = loaded
+    model: PreTrainedModel = loaded[0]
+    info = loaded[1]
     if info["missing_keys"]:
         raise IntegrityError(f"{name} lacks weights, among them {min(info['missing_keys'])}")
     return model

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.targets.cache import KVCache
-from paceline.targets.fused import FusedLayer, Norm, Shape
-from paceline.targets.rope import RopeTables
-from paceline.targets.span import Span
+if TYPE_CHECKING:
+    from paceline.targets.cache import KVCache
+    from paceline.targets.fused import FusedLayer, Norm, Shape
+    from paceline.targets.rope import RopeTables
+    from paceline.targets.span import Span
 
 
 class PlainPlan(NamedTuple):

@@ -69,8 +69,10 @@ def resolve(
     `OptionError` for a revision of anything but a hub id.
     """
     name = os.fspath(name)
-    path = Path(os.path.expanduser(name))
-    known, is_file, is_folder = name.lower() in NAMED, os.path.isfile(path), bool(name) and os.path.isdir(path)
+    # Not Path's own methods, which raise for names that no file can have.
+    path = Path(os.path.expanduser(name))  # noqa: PTH111
+    is_file, is_folder = os.path.isfile(path), bool(name) and os.path.isdir(path)  # noqa: PTH112, PTH113
+    known = name.lower() in NAMED
     if revision is not None and (known or is_file or is_folder):
         raise OptionError(f"a revision is for models of the hub, {name} is local")
     if known:
@@ -146,7 +148,7 @@ def _folder(name: str, path: Path, progress: bool, verify: bool) -> ModelSource:
 
 
 def _file(name: str, path: Path, progress: bool, verify: bool) -> ModelSource:
-    def copy(work: Path, gguf: Path, stage: Stage) -> None:
+    def copy(work: Path, gguf: Path, _stage: Stage) -> None:
         store.need(work, path.stat().st_size, path.name)
         shutil.copyfile(path, gguf)
 

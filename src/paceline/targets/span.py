@@ -78,7 +78,8 @@ class Span:
             return None
         if dtype not in self.memo:
             self.memo[dtype] = self._build_mask(dtype)
-        return self.memo[dtype]
+        mask: Tensor = self.memo[dtype]
+        return mask
 
     @cached_property
     def _is_default(self) -> bool:

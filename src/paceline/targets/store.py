@@ -129,8 +129,8 @@ def _replace(folder: Path, build: Build) -> None:
         facts = build(work, folder if folder.exists() else None)
         _seal(work, facts)
         if folder.exists():
-            os.replace(folder, old)
-        os.replace(work, folder)
+            folder.replace(old)
+        work.replace(folder)
         _sync(folder.parent)
     finally:
         for leftover in (work, old):

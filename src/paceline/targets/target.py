@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.errors import ContextOverflow, UnsupportedModel
 from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES, run_sublayers
 from paceline.targets.span import Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PREFILL_CHUNK = 512  # bounds the attention mask and the activations of a long prompt
 
@@ -182,7 +184,8 @@ class BlockTarget(Target):
         return CacheShape(self.num_layers, kv_heads, head_dim)
 
     def embed(self, span: Span) -> Tensor:
-        return getattr(self.decoder, self.family.embed)(span.ids)
+        embedded: Tensor = getattr(self.decoder, self.family.embed)(span.ids)
+        return embedded
 
     def layers(
         self,
@@ -211,15 +214,18 @@ class BlockTarget(Target):
         return hidden
 
     def features(self, hidden: Tensor) -> Tensor:
-        return getattr(self.decoder, self.family.norm)(hidden)
+        features: Tensor = getattr(self.decoder, self.family.norm)(hidden)
+        return features
 
     def logits(self, features: Tensor) -> Tensor:
-        return self.output(features)
+        logits: Tensor = self.output(features)
+        return logits
 
 
 class WholeTarget(Target):
     """Any other causal LM, through its whole forward. Construction proves on a few tokens that the model honours
-    our mask, positions and cache, and refuses it otherwise."""
+    our mask, positions and cache, and refuses it otherwise.
+    """
 
     has_blocks = False
 

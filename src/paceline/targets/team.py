@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
 import torch
@@ -19,16 +19,25 @@ from llvmlite import binding
 from numba import cfunc, njit, types
 from numba.core.types import ExternalFunction
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from paceline.compiled import keep
 
 _OPENMP = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier", "GOMP_parallel")
 
+
+class Arithmetic(TypedDict):
+    """Options of numba's decorators."""
+
+    fastmath: set[str]
+    error_model: Literal["numpy"]
+
+
 # Any order of summation will do, as long as it is always the same: it may depend on the place of a value in its row,
 # which the compiler's vectors make of it, but on nothing that a loop over one row cannot know. Division as in C: with
 # Python's ZeroDivisionError in it no loop becomes vector instructions.
-FAST: Any = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
-EXACT: Any = {"fastmath": {"contract"}, "error_model": "numpy"}
+FAST: Arithmetic = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
+EXACT: Arithmetic = {"fastmath": {"contract"}, "error_model": "numpy"}
 
 
 def _openmp() -> Any:
@@ -48,6 +57,9 @@ if _runtime is not None:
     _runtime.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     _runtime.GOMP_parallel.restype = None
 
+Floats = NDArray[np.float32]  # in compiled code: an array, or a pointer to its first element
+Integers = NDArray[np.int64]
+
 part: Any = ExternalFunction("paceline_omp_get_thread_num", types.int32())
 parts: Any = ExternalFunction("paceline_omp_get_num_threads", types.int32())
 barrier: Any = ExternalFunction("paceline_GOMP_barrier", types.void())
@@ -60,7 +72,7 @@ def available() -> bool:
 
 def _at(element: types.Type) -> Any:
     @intrinsic
-    def pointer(typing_context: Any, address: Any) -> Any:
+    def pointer(_typing_context: Any, _address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
@@ -74,7 +86,7 @@ integers = _at(types.int64)
 
 
 @njit(**FAST)
-def real(bits):
+def real(bits: int) -> np.float32:
     """The float32 whose bits stand in a table of integers."""
     return np.int32(bits).view(np.float32)
 
@@ -82,10 +94,10 @@ def real(bits):
 class Kernel:
     """Call with a table of addresses and sizes (int64); `threads` 1 runs in the calling thread."""
 
-    def __init__(self, function: Callable[[Any], None]) -> None:
+    def __init__(self, function: Callable[[Integers], None]) -> None:
         signature = types.void(types.CPointer(types.int64))
         compiled = keep(partial(cfunc, signature, **FAST), function)
-        self._address = cast(int, compiled.address)
+        self._address = cast("int", compiled.address)
         self._serial = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
         self._keep_alive = compiled
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.errors import NativeUnavailable, OptionError, UnsupportedModel
 from paceline.targets.target import Target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 #: How a target pass runs, as `module:function` of (model, tokenizer): one block view, the same results.
 TIERS = {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from paceline.errors import TokenizerMismatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PROBE = "Hello, world!  Ünïcödé 123,456\n\tdef f(x): return x**2  # 你好 🚴\n<|im_start|></s><s>[INST] naïve café"
 

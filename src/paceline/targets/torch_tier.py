@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.targets import fused
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
 from paceline.targets.plain_ops import PlainOps
 from paceline.targets.rope import RopeTables
-from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from paceline.targets.fused import FusedLayer, Norm, Shape
+    from paceline.targets.span import Span
+
+
+class Operations(Protocol):
+    """What lies between the matrix products of a layer."""
+
+    @property
+    def exact(self) -> bool: ...
+
+    def plan(self, span: Span, cache: KVCache) -> Any:
+        """What `attend` wants to know of a pass, made once for all layers."""
+
+    def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor: ...
+
+    def attend(self, plan: Any, cache: KVCache, layer: FusedLayer, index: int, qkv: Tensor) -> Tensor: ...
+
+    def activate(self, up: Tensor) -> Tensor: ...
 
 
 class TorchTarget(Target):
@@ -39,7 +59,7 @@ class TorchTarget(Target):
         self.weights = weights = fused.absorb(model, PackedLinear if pack else PlainLinear)
         rope = RopeTables(weights.rotary, self.dtype, self.device, self.context)
         why_not = _why_not(self) if exact else "torch's own attention was asked for"
-        self.ops: Any = _operations(exact=not why_not)(weights.shape, rope, self.context)
+        self.ops = _operations(exact=not why_not)(weights.shape, rope, self.context)
         self.exact: bool = self.ops.exact
         self.exactness = why_not or "prepacked products and attention sum in an order that no other token changes"
         self.weight_bytes = sum(linear.bytes for linear in weights.linears)
@@ -86,7 +106,8 @@ class TorchTarget(Target):
 
     def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         rows = features.reshape(-1, features.shape[-1]).contiguous()
-        return self.weights.head(rows).view(*features.shape[:-1], -1)
+        logits: Tensor = self.weights.head(rows)
+        return logits.view(*features.shape[:-1], -1)
 
     def _planned(self, span: Span, cache: KVCache) -> Any:
         """The plan of this span over this cache, kept for the span's next call."""
@@ -113,7 +134,7 @@ def _why_not(target: TorchTarget) -> str:
     return "" if team.available() else "this torch's threads cannot run the exact attention"
 
 
-def _operations(exact: bool) -> Any:
+def _operations(exact: bool) -> Callable[[Shape, RopeTables, int], Operations]:
     if not exact:
         return PlainOps
     from paceline.targets.exact_ops import ExactOps

@@ -6,15 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from paceline.errors import require
-from paceline.training.data.dataset import Batch
 from paceline.training.heads.feature_store import LIMIT
 from paceline.training.objectives import OBJECTIVES
+
+if TYPE_CHECKING:
+    from paceline.training.data.dataset import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,8 @@ class Task(ABC):
     @abstractmethod
     def module(self) -> nn.Module:
         """All that checkpoints hold. In eval mode also when it learns: without dropout there are no random numbers to
-        resume."""
+        resume.
+        """
 
     @property
     def players(self) -> list[Player]:

@@ -10,17 +10,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from paceline.errors import TrainingError, require
 from paceline.training.checkpoints import Checkpoints
-from paceline.training.data.dataset import Dataset
-from paceline.training.task import Player, Task
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from paceline.training.data.dataset import Dataset
+    from paceline.training.task import Player, Task
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ class TrainConfig:
 
 class Report(NamedTuple):
     """Where training stands: at its beginning, then after every step. `measured` comes every `report` steps, with a
-    checkpoint."""
+    checkpoint.
+    """
 
     step: int
     of: int

@@ -50,7 +50,8 @@ class EagleForward:
 
     def starts(self, rows: int) -> np.ndarray:
         """Where the trees of the first rows begin in the cache: the slots of their roots."""
-        return np.maximum(self.cache.lengths[:rows] - 1, 0)
+        starts: np.ndarray = np.maximum(self.cache.lengths[:rows] - 1, 0)
+        return starts
 
     def roots(self, rows: Sequence[Row]) -> Float[Tensor, "batch hidden"]:
         """The features guessed at the roots, once what waits has been read."""

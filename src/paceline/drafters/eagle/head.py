@@ -173,7 +173,8 @@ class EagleHead(TrainedHead):
         """`forward` behind the embeddings."""
         entered = self.fc(torch.cat([embedded, features], -1))
         out = self.decoder(inputs_embeds=entered, position_ids=positions, attention_mask=mask, use_cache=False)
-        return out.last_hidden_state
+        states: Tensor = out.last_hidden_state
+        return states
 
     def outputs(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         """Logits of the tokens that can be drafted, by the target's output matrix."""

@@ -50,7 +50,8 @@ class DynamicTree:
 
     def descend(self, least: float = 0.0) -> bool:
         """Expand the best that were proposed. False, and nothing happens, where nothing behind them could be among the
-        best, or be as probable as `least`."""
+        best, or be as probable as `least`.
+        """
         best = self._level[0].logp
         full = len(self._best) == self.nodes and best <= self._best[-1].logp
         if full or math.exp(best) < least:

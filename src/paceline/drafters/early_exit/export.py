@@ -1,5 +1,6 @@
 """An exit head as a model of its own: the target's first N layers, the exit layers, norm and output matrix are a plain
-Hugging Face model of N + E layers, for drafting without shared layers: here, in transformers or in vLLM."""
+Hugging Face model of N + E layers, for drafting without shared layers: here, in transformers or in vLLM.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def output_matrix(head: ExitHead, target: Target) -> Float[Tensor, "vocab hidden
     mean of the others, whose logit is the mean logit and so never the largest, less a row whose logit is much the
     same for everything the model reads, where there is such a row: most models' hidden states have a constant part.
     """
-    matrix = head.lm.get_output_embeddings().weight
+    matrix: Tensor = head.lm.get_output_embeddings().weight
     if head.lift is not None:
         matrix = head.lift.weight @ matrix
     if head.tokens is None:

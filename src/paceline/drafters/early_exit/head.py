@@ -157,12 +157,15 @@ class ExitHead(TrainedHead):
     ) -> Float[Tensor, "batch tokens hidden"]:
         """The first half of `forward`: what enters the output matrix."""
         out = self.decoder(inputs_embeds=hidden, position_ids=positions, attention_mask=mask, use_cache=False)
-        return out.last_hidden_state
+        states: Tensor = out.last_hidden_state
+        return states
 
     def outputs(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         """The second half, for the positions that have something to learn."""
-        logits = self.lm.get_output_embeddings()(states)
-        return logits if self.lift is None else self.lift(logits)
+        logits: Tensor = self.lm.get_output_embeddings()(states)
+        if self.lift is not None:
+            logits = self.lift(logits)
+        return logits
 
     def parameter_counts(self) -> dict[str, int]:
         """Parameters, all of them trained, by part: `layers`, `norm`, `output`; and their `total`."""

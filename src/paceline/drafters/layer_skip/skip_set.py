@@ -63,7 +63,8 @@ class SkipSet:
     @classmethod
     def find(cls, target: Target) -> SkipSet:
         """The set a search of the user's has stored for this model, else the one that comes with paceline, else the
-        even one."""
+        even one.
+        """
         for known in (stored_path(target), SHIPPED / f"{model_key(target)}.json"):
             if known.is_file():
                 return cls.load(known, target)

@@ -191,7 +191,8 @@ def _untrimmed(
     matrix: Float[Tensor, "tokens hidden"], tokens: Int[Tensor, " tokens"] | None, vocab: int
 ) -> Float[Tensor, "vocab hidden"]:
     """With rows for the tokens that cannot be drafted: the mean of the others, whose logit is the mean logit and so
-    never the largest."""
+    never the largest.
+    """
     if tokens is None:
         return matrix
     full = matrix.mean(0).repeat(vocab, 1)

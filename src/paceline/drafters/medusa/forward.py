@@ -22,7 +22,8 @@ class Guesses(NamedTuple):
 
 class MedusaForward:
     """What `MedusaHead.forward` computes, with weights laid out as the target's are: one matrix for the first blocks,
-    which all read the same, then one product a layer."""
+    which all read the same, then one product a layer.
+    """
 
     def __init__(self, head: MedusaHead, target: Target) -> None:
         self.heads, self.target = head.config.heads, target

@@ -1,5 +1,6 @@
 """Medusa's sparse trees (Cai et al., 2024, section 2.3.3): the likeliest paths of guesses that do not depend on one
-another."""
+another.
+"""
 
 from __future__ import annotations
 

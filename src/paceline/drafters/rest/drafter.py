@@ -29,11 +29,13 @@ class Trie(NamedTuple):
 
 
 class Rest(TreeDrafter):
-    """Args:
-    datastore: folder that `paceline rest build` made, or a loaded `Datastore` (from Python); "auto": the user's own
-        for this model (`datastore_folder`).
-    longest, shortest: spans of the context that are looked up, the longest first.
-    budget: most nodes of the tree (the paper's 64 "draft choices"); "auto": as many as pay on this machine.
+    """What a datastore has behind the longest suffix of the context that it holds.
+
+    Args:
+        datastore: folder that `paceline rest build` made, or a loaded `Datastore` (from Python); "auto": the user's own
+            for this model (`datastore_folder`).
+        longest, shortest: spans of the context that are looked up, the longest first.
+        budget: most nodes of the tree (the paper's 64 "draft choices"); "auto": as many as pay on this machine.
 
     Raises:
         IntegrityError, TokenizerMismatch: the datastore cannot be used.

@@ -35,25 +35,27 @@ class Memory:
 
 
 class Trigram(TreeDrafter):
-    """Args:
-    matrix: folder that `paceline trigram build` made. "auto": the user's own for this model (`matrix_folder`), else
-        one that comes with paceline; without either, or with "none", only what adaptation learns.
-    order: n; default the matrix's, else 3.
-    search: "greedy", best-first by the probability of the whole path, whose tree no other of its size beats under the
-        same n-gram model; "mcts", the paper's; "topk", the likeliest first tokens, each with its likeliest
-        continuation. Default greedy, with `literal` mcts.
-    budget: most nodes of a tree; "auto": as many as pay on this machine.
-    candidates: most continuations, that is, leaves of the tree.
-    depth: most tokens of a continuation (the paper: 4).
-    iterations, c1, c2: of MCTS, see Algorithm 1 and eq. 3.
-    adapt: what a request's own n-grams are learned from: "prompt" (and output), "output" or "none".
-    literal: the paper's search and probabilities as printed, and where it is silent as its authors' code has it:
-        unvisited children first, expansion goes on from the last child, a path's reward is the sum of its
-        probabilities. Contexts never seen in full have no successors. Each round Algorithm 2 adds `increment` to every
-        n-gram of the last `window` tokens, up to `max_prob` (the paper gives no values).
-    shared: half-life in tokens of a layer of n-grams that all requests learn and draft from; 0 for none. With it, the
-        speed of one request tells about the output of others.
-    seed: of MCTS's simulations.
+    """A tree of likely continuations under n-grams of a corpus and of the request's own tokens.
+
+    Args:
+        matrix: folder that `paceline trigram build` made. "auto": the user's own for this model (`matrix_folder`), else
+            one that comes with paceline; without either, or with "none", only what adaptation learns.
+        order: n; default the matrix's, else 3.
+        search: "greedy", best-first by the probability of the whole path, whose tree no other of its size beats under
+            the same n-gram model; "mcts", the paper's; "topk", the likeliest first tokens, each with its likeliest
+            continuation. Default greedy, with `literal` mcts.
+        budget: most nodes of a tree; "auto": as many as pay on this machine.
+        candidates: most continuations, that is, leaves of the tree.
+        depth: most tokens of a continuation (the paper: 4).
+        iterations, c1, c2: of MCTS, see Algorithm 1 and eq. 3.
+        adapt: what a request's own n-grams are learned from: "prompt" (and output), "output" or "none".
+        literal: the paper's search and probabilities as printed, and where it is silent as its authors' code has it:
+            unvisited children first, expansion goes on from the last child, a path's reward is the sum of its
+            probabilities. Contexts never seen in full have no successors. Each round Algorithm 2 adds `increment` to
+            every n-gram of the last `window` tokens, up to `max_prob` (the paper gives no values).
+        shared: half-life in tokens of a layer of n-grams that all requests learn and draft from; 0 for none. With it,
+            the speed of one request tells about the output of others.
+        seed: of MCTS's simulations.
 
     Raises:
         IntegrityError, TokenizerMismatch: the matrix named cannot be used.

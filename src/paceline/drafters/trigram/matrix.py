@@ -55,7 +55,8 @@ class Matrix(NamedTuple):
 
 def encode(p: Float[np.ndarray, " successors"]) -> Integer[np.ndarray, " successors"]:
     """Probabilities in (0, 1] as codes; smaller ones than the last code's are rounded up to it."""
-    return np.clip(np.rint(-np.log2(p) * CODES_PER_HALVING), 0, 255).astype(np.uint8)
+    codes: np.ndarray = np.clip(np.rint(-np.log2(p) * CODES_PER_HALVING), 0, 255)
+    return codes.astype(np.uint8)
 
 
 def token_bits(vocab: int) -> int:

@@ -8,14 +8,14 @@ for the successor and T / (C + T) for whatever it has not seen - and the matrix 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Integer
 
-from paceline.compiled import compiled
+from paceline.compiled import compiled, int64
 from paceline.drafters.trigram.matrix import PROBABILITIES, Table
-from paceline.drafters.trigram.overlay import SEED, Counts, find, int64, step
+from paceline.drafters.trigram.overlay import SEED, Counts, find, step
 
 WIDTH = 32  # most successors of a context that are looked at
 LEAST = 0.002  # stop looking for less than this probability
@@ -44,7 +44,7 @@ class Ngrams(NamedTuple):
 
 
 @compiled
-def successors(ngrams: Ngrams, context: Integer[np.ndarray, " n-1"], tokens: Any, probs: Any) -> int:
+def successors(ngrams: Ngrams, context: Integer[np.ndarray, " n-1"], tokens: np.ndarray, probs: np.ndarray) -> int:
     """Write what may follow `context` and its probabilities into `tokens` and `probs` `[WIDTH]`; returns how many.
 
     `context` holds the last n - 1 tokens, the last one at its end; -1 where there are fewer.

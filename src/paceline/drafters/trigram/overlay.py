@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Integer
 
-from paceline.compiled import compiled
-
-int64: Any = np.int64  # of one type in compiled code, where a literal has its own; type checkers want int
+from paceline.compiled import compiled, int64
 
 SEED = np.uint64(0x9E3779B97F4A7C15)  # the hash of no context at all
 _PRIME = np.uint64(0xD6E8FEB86659FD93)
@@ -77,7 +75,7 @@ class Overlay:
     @property
     def scale(self) -> float:
         """What a stored count is multiplied with to be worth its decayed value."""
-        return 2.0**-self._clock
+        return math.pow(2.0, -self._clock)
 
     def learn(self, ids: Sequence[int], start: int) -> None:
         """Algorithm 2's loop: count once more each n-gram of `ids` whose last token is at `start` or later."""

@@ -7,14 +7,13 @@ always the beginning of a larger one.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float, Integer
 
-from paceline.compiled import compiled
+from paceline.compiled import compiled, int64
 from paceline.drafters.trigram.mixture import WIDTH, Ngrams, successors
-from paceline.drafters.trigram.overlay import int64
 
 BY_PATH, BY_LEVEL, BY_VISITS, BY_VALUE = range(4)  # how nodes are ranked
 
@@ -79,7 +78,7 @@ def new_arena(order: int, iterations: int, nodes: int) -> SearchArena:
 
 
 @compiled
-def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: SearchArena, random: Any) -> int:
+def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: SearchArena, random: np.ndarray) -> int:
     """Search behind the request's last tokens `tail`; returns the number of nodes of the draft in `arena.drawn`.
 
     Args:
@@ -212,8 +211,17 @@ def _draw(ngrams: Ngrams, arena: SearchArena, used: int, tail: np.ndarray, plan:
     return drawn
 
 
+class _Ranked(Protocol):
+    """What of a NODE its worth is made of."""
+
+    path: float
+    depth: int
+    visits: int
+    value: float
+
+
 @compiled
-def _worth(node: Any, plan: Plan) -> float:
+def _worth(node: _Ranked, plan: Plan) -> float:
     """What a node is ranked by; never less than its children. Ties go by path probability."""
     if plan.rank == BY_LEVEL:
         return node.path - node.depth

@@ -113,8 +113,9 @@ def _rows(path: Path, text: TextIO, chat: Chat) -> Iterator[str]:
 
 def _row(row: object, chat: Chat) -> str:
     if isinstance(row, dict):
-        if isinstance(row.get("text"), str):
-            return row["text"]
+        text = row.get("text")
+        if isinstance(text, str):
+            return text
         turns, answers = row.get("turns"), row.get("reference")
         if isinstance(turns, list) and isinstance(answers, list) and all(isinstance(t, str) for t in turns + answers):
             messages = [{"role": "system", "content": row["system"]}] if row.get("system") else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,10 +23,11 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.drafting.corpus.texts import Chat, chat_format, texts
 from paceline.errors import CorpusError, DiskFull, ModelError, TokenizerMismatch, require
-from paceline.targets import store
+from paceline.files import is_full
 from paceline.targets.loading import first_line, quiet
 from paceline.targets.progress import Stage
 from paceline.targets.sources import ModelSource, resolve
+from paceline.targets.store import sha256
 from paceline.targets.tokenizers import fingerprint
 
 PROVENANCE = "provenance.json"
@@ -136,8 +136,8 @@ def _files(path: Path) -> list[Path]:
 
 def _sha256(files: Sequence[Path]) -> str:
     if len(files) == 1:
-        return store.sha256(files[0])
-    return hashlib.sha256("".join(map(store.sha256, files)).encode()).hexdigest()
+        return sha256(files[0])
+    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
 
 
 def _samples(folder: Path, shards: Sequence[Path], vocab: int, moved: Moved) -> Iterator[Text]:
@@ -202,9 +202,9 @@ def workplace(out: Path, results: Sequence[str]) -> Iterator[Path]:
         with TemporaryDirectory(prefix=BUILDING, dir=out) as work, FileLock(Path(work) / LOCK):
             yield Path(work)
             for name in results:
-                os.replace(Path(work) / name, out / name)
+                (Path(work) / name).replace(out / name)
     except (OSError, SafetensorError) as error:
-        if store.is_full(error):
+        if is_full(error):
             raise DiskFull(f"the disk of {out} is full: make room, or build somewhere else") from error
         if isinstance(error, SafetensorError):
             raise ModelError(f"cannot write to {out}: {first_line(error)}") from error

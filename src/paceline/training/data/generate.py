@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.api import LLM
 from paceline.drafting.corpus.texts import chat_format, texts
 from paceline.errors import DataError, require
 from paceline.targets import store
@@ -18,6 +17,9 @@ from paceline.targets.tokenizers import fingerprint
 from paceline.training.data.prompts import Conversation, read_prompts
 from paceline.training.data.samples import OPEN, PROMPT, Manifest, Sample, shard_counts, shard_name, write_shard
 from paceline.training.data.self_distill import DistillConfig, SelfDistillation
+
+if TYPE_CHECKING:
+    from paceline.api import LLM
 
 
 class DataProgress(NamedTuple):

@@ -1,16 +1,19 @@
 """Prompts that a chat model makes up itself (Magpie, Xu et al., 2024): behind all that its chat template writes before
-a user's message, it writes one, of the kind that it was tuned on."""
+a user's message, it writes one, of the kind that it was tuned on.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transformers import PreTrainedTokenizerBase
-
-from paceline.api import LLM, Output, Prompt
 from paceline.errors import DataError, OptionError, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.api import LLM, Output, Prompt
 
 MARK = "A message"  # stands where the user's will
 TRIES = 4  # for every prompt that is wanted

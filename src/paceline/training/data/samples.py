@@ -59,7 +59,11 @@ class Shard(NamedTuple):
 
     @classmethod
     def of(cls, samples: Sequence[Sample], top: int) -> Shard:
-        """Args: top: k, the most entries of a `Sample.top`."""
+        """The samples end to end.
+
+        Args:
+            top: k, the most entries of a `Sample.top`.
+        """
         offsets = [0]
         for sample in samples:
             offsets.append(offsets[-1] + len(sample.ids))
@@ -165,7 +169,7 @@ class Manifest:
     def read(self) -> dict[str, Any]:
         """Raises DataError when there is none, or not one of ours."""
         try:
-            facts = json.loads(self.path.read_text(encoding="utf-8"))
+            facts: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
             if facts["format"] != FORMAT:
                 raise DataError(f"{self.path} is of another version of paceline")
             if not {"made", "shards", "totals"} <= facts.keys():

@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from paceline.api import LLM
 from paceline.decoding.request import Request
 from paceline.errors import require
-from paceline.training.data.prompts import Conversation
 from paceline.training.data.samples import GENERATED, PROMPT, Sample
+
+if TYPE_CHECKING:
+    from paceline.api import LLM
+    from paceline.training.data.prompts import Conversation
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class SelfDistillation:
         return Request(
             ids,
             limit=self.config.max_new_tokens,
-            policy=self.llm.policy.build(),
+            policy=self.llm.new_policy(),
             processors=LogitsProcessorList([HybridSampling(len(ids), self.config)]),
             sampling=self.config.temperature > 0,
             eos=self.llm.target.eos,

@@ -1,5 +1,6 @@
 """KOALA's adversarial learning (Zhang et al., 2024, algorithm 1): a discriminator learns to tell a head's logits from
-the target's, and the head learns to be taken for the target, while it is distilled as ever."""
+the target's, and the head learns to be taken for the target, while it is distilled as ever.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.errors import require
-from paceline.training.data.dataset import Batch
-from paceline.training.heads.head_task import Drafts, FeatureTask, TargetFeatures
 from paceline.training.task import Player, Task
+
+if TYPE_CHECKING:
+    from paceline.training.data.dataset import Batch
+    from paceline.training.heads.head_task import Drafts, FeatureTask, TargetFeatures
 
 FORMS = ("full", "low-cost")
 COLLAPSED, LONG = 0.05, 50  # a loss of the discriminator (2 log 2 where it knows nothing), steps
@@ -90,7 +93,8 @@ class Discriminator(nn.Module):
 
     def forward(self, seen: Float[Tensor, "n hidden"], given: Float[Tensor, "n width"]) -> Float[Tensor, " n"]:
         known = self.map(functional.layer_norm(seen, seen.shape[-1:]))
-        return self.stack(torch.cat([known, given], -1))[:, 0]
+        out: Tensor = self.stack(torch.cat([known, given], -1))
+        return out[:, 0]
 
 
 class Judged(NamedTuple):

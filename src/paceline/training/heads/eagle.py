@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -13,24 +13,28 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.drafters.eagle.head import EagleHead
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
-from paceline.training.heads.frozen_layers import HiddenStates
 from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, TargetFeatures, ahead
 from paceline.training.heads.rollout import rollout
 from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, draft_counts, figures, tally
 
+if TYPE_CHECKING:
+    from paceline.drafters.eagle.head import EagleHead
+    from paceline.training.heads.frozen_layers import HiddenStates
+
 
 @dataclass(frozen=True, kw_only=True)
 class EagleOptions(HeadOptions):
-    """Args:
-    regression: weight of the smooth L1 distance to the target's feature, relative to the distillation (EAGLE: 10).
-    noise: to add to the features that the head reads, uniform in +- this share of their root mean square (EAGLE:
-        0.1, of features whose scale is about 1).
-    rollout: drafting steps that are learnt: 1, on the target's features only, as in EAGLE-1; above, also on the
-        head's own, as in EAGLE-3.
+    """How to train an EAGLE head.
+
+    Args:
+        regression: weight of the smooth L1 distance to the target's feature, relative to the distillation (EAGLE: 10).
+        noise: to add to the features that the head reads, uniform in +- this share of their root mean square (EAGLE:
+            0.1, of features whose scale is about 1).
+        rollout: drafting steps that are learnt: 1, on the target's features only, as in EAGLE-1; above, also on the
+            head's own, as in EAGLE-3.
     """
 
     regression: float = 1.0
@@ -54,7 +58,7 @@ class _Step(NamedTuple):
 
 
 class EagleTask(FeatureTask):
-    """What belongs to position t of a text, where `batch.labels` and `top_ids` have token t + 1:
+    """What belongs to position t of a text, where `batch.labels` and `top_ids` have token t + 1.
 
     the head reads          the feature at t, token t + 1     features, ids ahead by 1
     it guesses              the feature at t + 1              features ahead by 1
@@ -62,6 +66,7 @@ class EagleTask(FeatureTask):
     in step n (from 0)      for a draft that began from t - n; `count` moves that back to where it began
     """
 
+    head: EagleHead
     counts = COUNTS
 
     def __init__(

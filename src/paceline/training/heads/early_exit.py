@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,6 +15,9 @@ from paceline.training.heads.head_task import HeadTask
 from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, chain_counts, figures, tally
 from paceline.training.objectives import WHOLE
 from paceline.training.task import TaskOptions
+
+if TYPE_CHECKING:
+    from paceline.drafters.early_exit.head import ExitHead
 
 STARTS = ("fitted", "last")
 
@@ -44,6 +48,7 @@ class ExitConfig(TaskOptions):
 class EarlyExitTask(HeadTask):
     """An exit head as a `Task`, on the hidden states of the layers below it."""
 
+    head: ExitHead
     counts = COUNTS
 
     def loss(self, batch: Batch) -> Float[Tensor, ""]:

@@ -8,7 +8,7 @@ import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,8 +22,10 @@ from torch.nn.utils.rnn import pad_sequence
 from paceline.errors import DataError, DiskFull, require
 from paceline.files import whole
 from paceline.targets.identity import is_same, model_key
-from paceline.training.data.dataset import Batch, Dataset
-from paceline.training.heads.frozen_layers import FrozenLayers
+
+if TYPE_CHECKING:
+    from paceline.training.data.dataset import Batch, Dataset
+    from paceline.training.heads.frozen_layers import FrozenLayers
 
 LARGEST = torch.finfo(torch.float16).max
 PASS = 2048  # tokens at a time

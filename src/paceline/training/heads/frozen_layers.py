@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from paceline.targets.families import FAMILIES
 from paceline.targets.span import Span
-from paceline.targets.target import Target
 from paceline.training.data.dataset import Batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.targets.target import Target
 
 #: Hidden states of a batch's tokens, from the target itself or from a store.
 HiddenStates = Callable[[Batch], Float[Tensor, "batch tokens hidden"]]
@@ -21,7 +25,8 @@ HiddenStates = Callable[[Batch], Float[Tensor, "batch tokens hidden"]]
 
 def cut(model: PreTrainedModel, first: int, last: int = 0) -> PreTrainedModel:
     """The model with its first and last layers only, in place. Of the others, weights that were mapped from the
-    checkpoint have never been read."""
+    checkpoint have never been read.
+    """
     family = FAMILIES[model.config.model_type]
     decoder, count = getattr(model, family.decoder), model.config.num_hidden_layers
     layers = [decoder.layers[i] for i in sorted({*range(first), *range(max(0, count - last), count)})]

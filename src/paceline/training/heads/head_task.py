@@ -5,17 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paceline.drafting.heads import TrainedHead
 from paceline.errors import require
-from paceline.training.data.dataset import Batch
-from paceline.training.heads.frozen_layers import HiddenStates
 from paceline.training.objectives import WHOLE, soft_cross_entropy, soft_labels, whole_cross_entropy
 from paceline.training.task import Task, TaskOptions
+
+if TYPE_CHECKING:
+    from paceline.drafting.heads import TrainedHead
+    from paceline.training.data.dataset import Batch
+    from paceline.training.heads.frozen_layers import HiddenStates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,8 @@ class HeadOptions(TaskOptions):
 
 class TargetFeatures(NamedTuple):
     """The target's features that its own logits for drafted tokens come from: `rows` names each draft's among
-    `features`, as several drafts may be of one token; None: one each, in order."""
+    `features`, as several drafts may be of one token; None: one each, in order.
+    """
 
     features: Float[Tensor, "m hidden"]
     rows: Int[Tensor, " n"] | None = None
@@ -64,7 +67,7 @@ class HeadTask(Task):
         objective: see `soft_labels`.
     """
 
-    def __init__(self, head: Any, frozen: HiddenStates, objective: str) -> None:
+    def __init__(self, head: TrainedHead, frozen: HiddenStates, objective: str) -> None:
         self.head, self.frozen, self.objective = head, frozen, objective
 
     @property
@@ -95,7 +98,9 @@ class FeatureTask(HeadTask):
         matrix: the target's output rows for the head's tokens, which these logits come from.
     """
 
-    def __init__(self, head: Any, frozen: HiddenStates, objective: str, matrix: Float[Tensor, "vocab hidden"]) -> None:
+    def __init__(
+        self, head: TrainedHead, frozen: HiddenStates, objective: str, matrix: Float[Tensor, "vocab hidden"]
+    ) -> None:
         super().__init__(head, frozen, objective)
         self.matrix = matrix
 
@@ -117,7 +122,11 @@ class FeatureTask(HeadTask):
 
     @abstractmethod
     def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
-        """Args: learning: with what is added to make it learn more; False: as it drafts."""
+        """What the head drafts for a batch.
+
+        Args:
+            learning: with what is added to make it learn more; False: as it drafts.
+        """
 
     def loss(self, batch: Batch) -> Float[Tensor, ""]:
         return self.drafts(batch).loss
@@ -125,7 +134,8 @@ class FeatureTask(HeadTask):
 
 def ahead(values: Tensor, by: int, fill: float) -> Tensor:
     """Of every position of `[batch, tokens, ...]` the value `by` positions on (before, if negative); `fill` where there
-    is none."""
+    is none.
+    """
     moved = values.roll(-by, 1)
     moved[:, slice(-by, None) if by > 0 else slice(0, -by)] = fill
     return moved

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
-from paceline.drafters.eagle.head import EagleHead
-from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
 from paceline.errors import DataError
 from paceline.training.data.dataset import IGNORE, Batch, Dataset
-from paceline.training.heads.frozen_layers import HiddenStates
 from paceline.training.heads.head_task import ahead
 from paceline.training.objectives import soft_labels
+
+if TYPE_CHECKING:
+    from paceline.drafters.eagle.head import EagleHead
+    from paceline.drafters.early_exit.head import ExitHead
+    from paceline.training.heads.frozen_layers import HiddenStates
 
 TOKENS = 32_768  # positions that the fit looks at
 RIDGE = 1e-3  # relative to the mean square of each input
@@ -42,19 +45,21 @@ class Regression:
         if not self.seen:
             raise DataError("the samples are too short for this head: there is nothing to learn so far ahead")
         damped = self.squares + RIDGE * self.squares.diagonal().diag()
-        return torch.linalg.solve(damped, self.products).T.float()
+        solved: Tensor = torch.linalg.solve(damped, self.products)
+        return solved.T.float()
 
 
 @torch.no_grad()
 def fit_eagle(head: EagleHead, features: HiddenStates, data: Dataset, samples: Sequence[int]) -> None:
     """Let `fc` guess the next feature from embedding and feature as well as a linear map can; the layers, which add
-    nothing yet, learn the rest. Without this the head starts by saying the token again that it has just read."""
+    nothing yet, learn the rest. Without this the head starts by saying the token again that it has just read.
+    """
     assert head.embedding is not None
     size = head.fc.out_features
     found = Regression(2 * size, size, head.fc.weight.device)
     for batch, asked in _learnt(data, samples, head.fc.weight.device, 1):
         given, known = features(batch).float(), ahead(batch.ids, 1, 0)
-        read = torch.cat([F.embedding(known[asked], head.embedding).float(), given[asked]], -1)
+        read = torch.cat([functional.embedding(known[asked], head.embedding).float(), given[asked]], -1)
         if found.add(read, ahead(given, 1, 0.0)[asked]):
             break
     head.fc.weight.copy_(found.solve())
@@ -63,7 +68,8 @@ def fit_eagle(head: EagleHead, features: HiddenStates, data: Dataset, samples: S
 @torch.no_grad()
 def fit_medusa(head: MedusaHead, features: HiddenStates, data: Dataset, samples: Sequence[int]) -> None:
     """Fold into vocabulary layers of their own the linear map from a feature to the one that is `1 + i` positions on;
-    into one that all heads share, the map for the first of them."""
+    into one that all heads share, the map for the first of them.
+    """
     if head.config.vocabulary == OF_TARGET:
         return
     assert head.matrix is not None
@@ -105,7 +111,7 @@ def fit_output(
         head.set_output(output)
         logits = head.outputs(states)
         for scale in SCALES:
-            if (loss := float(F.cross_entropy(scale * logits, labels))) < best:
+            if (loss := float(functional.cross_entropy(scale * logits, labels))) < best:
                 best, chosen = loss, scale * output
     head.set_output(chosen)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,18 +14,22 @@ from paceline.drafters.medusa.head import RANKS, MedusaHead
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
-from paceline.training.heads.frozen_layers import HiddenStates
 from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, TargetFeatures, ahead
 from paceline.training.heads.simulated_acceptance import COUNTS, draft_counts, figures, tally
+
+if TYPE_CHECKING:
+    from paceline.training.heads.frozen_layers import HiddenStates
 
 DECAY = 0.8  # a head's weight in the loss, relative to the one before it (Medusa, section 2.2.1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaOptions(HeadOptions):
-    """Args:
-    heads: how many.
-    vocabulary: their vocabulary layers; see `drafters.medusa.head.MedusaConfig`.
+    """What Medusa heads to train.
+
+    Args:
+        heads: how many.
+        vocabulary: their vocabulary layers; see `drafters.medusa.head.MedusaConfig`.
     """
 
     heads: int = 4
@@ -38,6 +42,8 @@ class MedusaOptions(HeadOptions):
 
 class MedusaTask(FeatureTask):
     """Head i learns at position t what token t + 2 + i will be: all heads at all positions in one pass."""
+
+    head: MedusaHead
 
     def __init__(self, head: MedusaHead, features: HiddenStates, objective: str, matrix: Tensor) -> None:
         super().__init__(head, features, objective, matrix)
@@ -68,7 +74,8 @@ class MedusaTask(FeatureTask):
         self, features: Float[Tensor, "batch tokens hidden"], rows: Bool[Tensor, "batch tokens"]
     ) -> TargetFeatures:
         """Head i at t and head i + 1 at t - 1 draft the same token: what the target says of it is computed once. What
-        would lie behind a text's end weighs nothing."""
+        would lie behind a text's end weighs nothing.
+        """
         begun = rows.flatten().nonzero()[:, 0]
         ahead_of = begun[:, None] + 1 + torch.arange(self.heads, device=begun.device)
         which, each = ahead_of.clamp(max=rows.numel() - 1).flatten().unique(return_inverse=True)

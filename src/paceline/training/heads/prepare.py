@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import UnsupportedModel, require
@@ -22,7 +21,11 @@ from paceline.training.heads.early_exit import EarlyExitTask, ExitConfig
 from paceline.training.heads.feature_store import FeatureStore
 from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates, cut
 from paceline.training.heads.initial_weights import fit_output
-from paceline.training.trainer import TrainConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from paceline.training.trainer import TrainConfig
 
 
 class PreparedTraining(NamedTuple):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
@@ -23,11 +22,15 @@ from paceline.training.heads.adversarial import Adversarial, AdversarialOptions,
 from paceline.training.heads.eagle import EagleOptions, EagleTask
 from paceline.training.heads.feature_store import FeatureStore
 from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates
-from paceline.training.heads.head_task import FeatureTask, HeadOptions
 from paceline.training.heads.initial_weights import fit_eagle, fit_medusa
 from paceline.training.heads.medusa import MedusaOptions, MedusaTask, break_symmetry
 from paceline.training.heads.prepare import PreparedTraining, TrainingPlan, facts, fast, parameters
-from paceline.training.task import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from paceline.training.heads.head_task import FeatureTask, HeadOptions
+    from paceline.training.task import Task
 
 
 class FrozenModel(NamedTuple):
@@ -129,6 +132,6 @@ def _prepared(
 
 
 def _rows(part: Any, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:
-    rows = part.weight.detach()
+    rows: Tensor = part.weight.detach()
     rows = rows if head.tokens is None else rows[head.tokens.to(rows.device)]
     return rows.float().to(device, copy=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from paceline.drafters.eagle.head import EagleHead
 from paceline.training.heads.head_task import ahead
+
+if TYPE_CHECKING:
+    from paceline.drafters.eagle.head import EagleHead
 
 
 def rollout(

@@ -50,7 +50,8 @@ def tally(
     chains: Int[Tensor, "2 CHAIN"], best: Int[Tensor, " n"], top_ids: Int[Tensor, "n k"], loss: Float[Tensor, ""]
 ) -> Float[Tensor, " COUNTS"]:
     """What `figures` reads, and what adds up over batches: the chains, how many of a draft's first tokens (`best`) are
-    the likeliest ones in the target's eyes (`top_ids`) and how many it was asked about, the loss and its labels."""
+    the likeliest ones in the target's eyes (`top_ids`) and how many it was asked about, the loss and its labels.
+    """
     wanted = top_ids[:, 0] if top_ids.shape[1] else torch.full_like(best, UNKNOWN)
     known = wanted != UNKNOWN
     rest = [((best == wanted) & known).sum(), known.sum(), loss, loss.new_tensor(len(best))]
@@ -59,7 +60,8 @@ def tally(
 
 def figures(counts: Float[Tensor, " COUNTS"], positions: int) -> dict[str, float]:
     """`accepted_n`, n = 1 .. `positions`: a greedy draft's first n tokens are all what the target wrote; `argmax`: the
-    first one is what it found likeliest; `held_back_loss`."""
+    first one is what it found likeliest; `held_back_loss`.
+    """
     hits, starts, (agreed, known, loss, labels) = counts[:CHAIN], counts[CHAIN : 2 * CHAIN], counts[2 * CHAIN : COUNTS]
     shares = hits / starts.clamp(min=1)
     found = {f"accepted_{n}": float(share) for n, share in enumerate(shares[:positions], start=1)}

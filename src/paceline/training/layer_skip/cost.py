@@ -1,12 +1,13 @@
 """What a layer-skipping draft is worth, predicted without decoding: acceptance by replaying the target's own text,
-time by a cost model measured once. For the search of a skip set (`skip_search`)."""
+time by a cost model measured once. For the search of a skip set (`skip_search`).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from paceline.drafters.layer_skip.skip_set import KINDS, SkipSet
 from paceline.targets.span import Span
-from paceline.targets.target import Target
+
+if TYPE_CHECKING:
+    from paceline.targets.target import Target
 
 Skip = Collection[tuple[int, str]]
 Matches = list[Bool[np.ndarray, " tokens"]]  # a prompt: whether each token would have been drafted right

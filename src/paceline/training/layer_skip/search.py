@@ -23,12 +23,13 @@ import torch
 from paceline.drafters.layer_skip.skip_set import KINDS, SkipSet
 from paceline.errors import OptionError, UnsupportedModel, require
 from paceline.targets.identity import model_key
-from paceline.targets.target import Target
 from paceline.training.layer_skip.cost import GreedyReplay, SkipCosts, measure, tau
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
+
+    from paceline.targets.target import Target
 
 #: Tried first: sublayers of both kinds, or of one, skipped evenly at these shares.
 EVEN = {KINDS: (0.15, 0.2, 0.3, 0.4, 0.5, 0.6), ("attention",): (0.3, 0.6), ("mlp",): (0.2, 0.4)}
@@ -36,7 +37,8 @@ EVEN = {KINDS: (0.15, 0.2, 0.3, 0.4, 0.5, 0.6), ("attention",): (0.3, 0.6), ("ml
 
 class SearchProgress(NamedTuple):
     """After a trial: how many are done, its predicted speedup over plain decoding (marked down when it skips too
-    little), and the best so far."""
+    little), and the best so far.
+    """
 
     done: int
     trials: int

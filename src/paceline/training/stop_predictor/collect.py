@@ -6,14 +6,12 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxtyping import Float
 from torch import Tensor
 
 from paceline.api import LLM
-from paceline.decoding.request import Request
-from paceline.drafting.base import Drafter
 from paceline.errors import DataError, require
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.predictors import signals
@@ -22,6 +20,10 @@ from paceline.targets.identity import model_key
 from paceline.targets.store import sha256
 from paceline.training.data.samples import Manifest
 from paceline.training.stop_predictor.examples import Example, Examples
+
+if TYPE_CHECKING:
+    from paceline.decoding.request import Request
+    from paceline.drafting.base import Drafter
 
 GROUP = 32  # prompts a shard: the work that a kill may cost
 
@@ -146,7 +148,7 @@ def _record(
 
 
 def _noted(request: Request) -> list[Example]:
-    return cast(Recorder, request.policy).examples
+    return cast("Recorder", request.policy).examples
 
 
 def _kept(path: Path) -> Examples | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from paceline.policies.predictors import (
     Seen,
     TopPredictor,
 )
-from paceline.training.stop_predictor.examples import Examples
+
+if TYPE_CHECKING:
+    from paceline.training.stop_predictor.examples import Examples
 
 #: Forms of each policy's predictor, the default first.
 FORMS = {"cali-ts": ("features", "low-rank", "full"), "specdec++": ("residual",), "disco": ("top",)}
@@ -88,7 +90,8 @@ class Factored(nn.Module):
         return (self.left if self.wide is None else self.left @ self.wide) @ self.narrow
 
     def forward(self, seen: Seen) -> Tensor:
-        return functional_call(self.predictor, {"target": self.product()}, (seen,))
+        out: Tensor = functional_call(self.predictor, {"target": self.product()}, (seen,))
+        return out
 
     def fold(self) -> HiddenPredictor:
         self.predictor.target.data = self.product().detach()
@@ -166,7 +169,8 @@ def _fit(
 
 def assess(predictor: Predictor, examples: Examples, rows: Tensor) -> dict[str, Any]:
     """How good it is on some examples: log loss, beside that of their acceptance rate alone; the chance that it ranks
-    an accepted token above a rejected one (AUC); and its calibration error over ten bins."""
+    an accepted token above a rejected one (AUC); and its calibration error over ten bins.
+    """
     from scipy.stats import rankdata
 
     with torch.no_grad():
