@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from paceline import errors
 from paceline.errors import OptionError
@@ -47,9 +47,10 @@ class Registry:
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """The options a user may give: the class's keyword-only parameters, with resolved annotations."""
         cls = self.get(name)
-        hints = get_type_hints(cls.__init__)  # type: ignore[misc]
         parameters = inspect.signature(cls).parameters.values()
-        return {p.name: p.replace(annotation=hints.get(p.name, str)) for p in parameters if p.kind is p.KEYWORD_ONLY}
+        # Theirs alone are resolved: what else the constructor takes may be imported for type checkers only.
+        names = getattr(cls.__init__, "__globals__", {})  # type: ignore[misc]
+        return {p.name: _resolved(p, names) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def parse(self, text: str) -> Spec:
         """`name:key=value:key=value` -> Spec. Raises OptionError for unknown names, options and malformed values."""
@@ -89,6 +90,14 @@ def split_method(text: str, is_policy: Callable[[str], bool]) -> tuple[str, str 
             return text[:at], text[at + 1 :]
     drafter, plus, policy = text.rpartition("+")
     return (drafter, policy) if plus and "=" not in drafter else (text, None)
+
+
+def _resolved(parameter: inspect.Parameter, names: dict[str, Any]) -> inspect.Parameter:
+    """With its annotation as a type, by default str."""
+    wanted = parameter.annotation
+    if wanted is parameter.empty:
+        return parameter.replace(annotation=str)
+    return parameter.replace(annotation=eval(wanted, names) if isinstance(wanted, str) else wanted)
 
 
 def _convert(text: str, annotation: Any, what: str) -> Any:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
-
-if TYPE_CHECKING:
-    from paceline.targets.target import Target
+from paceline.targets.target import Target
 
 
 class Echo(Drafter):
