@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
@@ -17,13 +17,16 @@ from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.registry import Registry, Spec, split_method
 
+if TYPE_CHECKING:
+    from nowhere import Unknown
+
 
 class Options:
     """One option of each kind."""
 
     def __init__(
         self,
-        positional: object = None,
+        positional: Unknown = None,
         *,
         whole: int = 1,
         real: float = 0.5,

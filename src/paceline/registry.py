@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from paceline import errors
 from paceline.errors import OptionError
@@ -47,14 +47,10 @@ class Registry:
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """The options a user may give: the class's keyword-only parameters, with resolved annotations."""
         cls = self.get(name)
-        options = {p.name: p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY}
-        # Theirs alone: those of other parameters may be imported for type checkers only.
-        written = types.SimpleNamespace(
-            __annotations__={n: p.annotation for n, p in options.items() if p.annotation is not p.empty}
-        )
-        init: Any = cls.__init__  # type: ignore[misc]  # of the class itself, which is what is asked about
-        hints = get_type_hints(written, globalns=getattr(init, "__globals__", {}))
-        return {name: p.replace(annotation=hints.get(name, str)) for name, p in options.items()}
+        parameters = inspect.signature(cls).parameters.values()
+        # Theirs alone are resolved: what else the constructor takes may be imported for type checkers only.
+        names = getattr(cls.__init__, "__globals__", {})  # type: ignore[misc]
+        return {p.name: _resolved(p, names) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def parse(self, text: str) -> Spec:
         """`name:key=value:key=value` -> Spec. Raises OptionError for unknown names, options and malformed values."""
@@ -94,6 +90,14 @@ def split_method(text: str, is_policy: Callable[[str], bool]) -> tuple[str, str 
             return text[:at], text[at + 1 :]
     drafter, plus, policy = text.rpartition("+")
     return (drafter, policy) if plus and "=" not in drafter else (text, None)
+
+
+def _resolved(parameter: inspect.Parameter, names: dict[str, Any]) -> inspect.Parameter:
+    """With its annotation as a type, by default str."""
+    wanted = parameter.annotation
+    if wanted is parameter.empty:
+        return parameter.replace(annotation=str)
+    return parameter.replace(annotation=eval(wanted, names) if isinstance(wanted, str) else wanted)
 
 
 def _convert(text: str, annotation: Any, what: str) -> Any:

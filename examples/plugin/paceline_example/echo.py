@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
-
-if TYPE_CHECKING:
-    from paceline.targets.target import Target
+from paceline.targets.target import Target
 
 
 class Echo(Drafter):
-    """Args:
-    k_max: most tokens to propose; the policy may want fewer.
+    """Proposes the last token several times.
+
+    Args:
+        k_max: most tokens to propose; the policy may want fewer.
     """
 
     default_policy = "fixed:k=3"

@@ -7,8 +7,10 @@ from paceline.policies.base import StoppingPolicy
 
 
 class Streak(StoppingPolicy):
-    """Args:
-    k_max: most tokens to draft.
+    """Begins with one token, and goes on from what was accepted.
+
+    Args:
+        k_max: most tokens to draft.
     """
 
     def __init__(self, *, k_max: int = 8) -> None:

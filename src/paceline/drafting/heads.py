@@ -249,16 +249,18 @@ class TrainedHead(nn.Module):
 
 
 def installed(key: str) -> Iterator[Path]:
-    """Folders of installed packages with heads for the model of that key. The packages are found, not imported."""
+    """Folders of installed packages with heads for the model of that key. They are found without being imported."""
     for package in sorted({point.value for point in entry_points(group=GROUP, name=key)}):
         try:
             spec = find_spec(package)
         except (ImportError, ValueError):  # its parent is not there, or it is no name
             spec = None
-        folders = spec.submodule_search_locations if spec else None
+        # An editable package may have a place among them that is no folder: a hook's.
+        places = (spec and spec.submodule_search_locations) or ()
+        folders = [folder for folder in map(Path, places) if folder.is_dir()]
         if not folders:
             log.warning("heads for %s: there is no package %s", key, package)
-        yield from map(Path, folders or ())
+        yield from folders
 
 
 def _install(key: str) -> str:
