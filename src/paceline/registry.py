@@ -47,7 +47,7 @@ class Registry:
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """The options a user may give: the class's keyword-only parameters, with resolved annotations."""
         cls = self.get(name)
-        hints = get_type_hints(cls.__init__)  # type: ignore[misc]
+        hints = get_type_hints(cls.__init__)  # type: ignore[misc]  # the class's own, which is what is asked for
         parameters = inspect.signature(cls).parameters.values()
         return {p.name: p.replace(annotation=hints.get(p.name, str)) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
