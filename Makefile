@@ -1,19 +1,25 @@
 # One virtual environment, .venv: every target builds what it needs of it, and only once.
-#   make demo | test | test-vllm | lint | format | venv | dev | clean
+#   make demo | test | coverage | test-vllm | lint | format | venv | dev | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install -c constraints.txt
+CONSTRAINTS ?= constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install -c $(CONSTRAINTS)
+# In processes of one thread each: tiny models gain little from a second.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-vllm lint format venv dev clean
+.PHONY: demo test coverage test-vllm lint format venv dev clean
 
 demo: $(VENV)/.runtime
 	@echo "An edit, where much of the answer stands in the prompt: what prompt lookup is good at. Other prompts gain less."
 	$(BIN)/paceline generate --file examples/fix-bug.txt --drafter prompt-lookup --compare
 
-test: $(VENV)/.dev  ## in processes of one thread each: tiny models gain little from a second
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+test: $(VENV)/.dev
+	$(PYTEST)
+
+coverage: $(VENV)/.dev  ## the tests again, slower; fails below the share that pyproject.toml asks for
+	$(PYTEST) --cov
 
 test-vllm: $(VENV)/.runtime  ## serves exported heads in vLLM, in an environment of its own (docs/vllm.md)
 	$(BIN)/python tests/vllm/check.py
@@ -32,13 +38,13 @@ venv: $(VENV)/.runtime  ## the program and what it needs to run
 dev: $(VENV)/.dev       ## and all extras, tests and linters
 
 # A stamp is written when an installation is complete: one that was interrupted is taken up again.
-$(VENV)/.runtime: pyproject.toml constraints.txt
+$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS) heads/smollm2-135m/pyproject.toml
 	@command -v $(PYTHON) > /dev/null || \
 		{ echo "error: there is no $(PYTHON): install Python 3.11 or newer, or name one: make PYTHON=…" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: paceline needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V): name another: make PYTHON=…" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) -e . -e ./heads/smollm2-135m
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
@@ -46,4 +52,5 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist heads/*/build heads/*/dist
+	rm -rf .pytest_cache .coverage .ruff_cache .mypy_cache .import_linter_cache .hypothesis

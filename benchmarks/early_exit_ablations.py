@@ -30,9 +30,8 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafting.corpus.tokenized import tokenizer_of
 from paceline.policies import POLICIES
 from paceline.profiling.replay import replay
-from paceline.profiling.rounds import draft_costs
+from paceline.profiling.rounds import DRAFTED, round_seconds
 from paceline.targets import load_target
-from paceline.targets.costs import DRAFTED
 from paceline.targets.store import sha256
 from paceline.training.data.dataset import Dataset
 from paceline.training.data.generate import OpenText
@@ -138,7 +137,7 @@ def policies(args: argparse.Namespace) -> None:
 
 def measured_cost(drafter: Drafter) -> float:
     """Of a drafted token, in target passes: equation 14 knows of one cost for all."""
-    costs, most = draft_costs(drafter), max(DRAFTED)
+    costs, most = round_seconds(drafter), max(DRAFTED)
     return (costs(most) / costs(0) - 1) / most
 
 

@@ -1,6 +1,7 @@
 """Markdown tables of a benchmark's results, for the docs.
 
     python benchmarks/table.py benchmarks/results/foundation [--task overall] [--tasks-of speedup_ar] [--split]
+    python benchmarks/table.py RESULTS/torch RESULTS/native        # runs of the same methods side by side
 
 One table per temperature, under a line that says what ran where; `--tasks-of METRIC` adds one of that metric by task,
 `--split` one of where the seconds go.
@@ -32,12 +33,15 @@ COLUMNS = {  # head -> key, format
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="+")
     parser.add_argument("--task", default="overall")
     parser.add_argument("--tasks-of", metavar="METRIC")
     parser.add_argument("--split", action="store_true", help="where the seconds go, too")
     options = parser.parse_args()
-    config, rows = read(options.folder)
+    if len(options.folder) > 1:
+        print(side_by_side([read(folder) for folder in options.folder], options.task))
+        return
+    config, rows = read(options.folder[0])
     print(about(config))
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         here = [row for row in rows if row["temperature"] == temperature]
@@ -99,6 +103,22 @@ def overall(rows: list[dict[str, Any]]) -> str:
         verdicts = [f"{row['identical']}/{row['tie']}/{row['wrong']}"] if exact else []
         lines.append([f"`{row['method']}`", *(shown(row[key], form) for key, form in COLUMNS.values()), *verdicts])
     return markdown(lines)
+
+
+def side_by_side(runs: Sequence[tuple[dict[str, Any], list[Row]]], task: str) -> str:
+    """Greedy speeds on several tiers: a row a method, under a line a run that says what ran where."""
+    tables = [
+        {row["method"]: row for row in rows if (row["task"], row["temperature"]) == (task, 0)} for _, rows in runs
+    ]
+    columns = dict(list(COLUMNS.items())[:4])
+    lines = [["method", *(f"{config['tier']}: {name}" for config, _ in runs for name in columns), "WRONG"]]
+    for name in dict.fromkeys(row["method"] for _, rows in runs for row in rows):
+        here = [table.get(name) for table in tables]
+        figures = [shown(row[key], form) if row else "" for row in here for key, form in columns.values()]
+        lines.append([f"`{name}`", *figures, str(sum(row["wrong"] or 0 for row in here if row))])
+    prompts = runs[0][1][0]["prompts"]
+    heads = [f"{about(config)} Greedy, {prompts} prompts." for config, _ in runs]
+    return "\n\n".join([*heads, markdown(lines)])
 
 
 def by_task(rows: list[dict[str, Any]], metric: str) -> str:

@@ -7,7 +7,8 @@
 Ablations of ADED: `adaptation` (over output position), `iterations`, `search`, `order` (wants a matrix of 4-grams),
 `corpus` (builds matrices of shares of `--corpus`), `exploration` (C1 and C2), `budget` (tree sizes) and `sampling` (one
 file of answers for each temperature and top-p). Answers come from `trigram_answers.py`. With `--costs`, a profile that
-`paceline profile` stored, `budget=auto` works, and the speedup over plain decoding is told as the profile predicts it.
+`paceline profile` stored (or `widths.json` of `target_pass.py`, of which `--tier` is taken), `budget=auto` works, and
+the speedup over plain decoding is told as the profile predicts it.
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ def measure(model: Model, method: str, answers: Sequence[Row], costs: Costs | No
     } | (
         {
             "speedup": sum(plain) / sum(predicted),
+            "speedup_by_task": {
+                task: sum(a for a, answer in zip(plain, answers, strict=True) if answer["task"] == task)
+                / sum(b for b, answer in zip(predicted, answers, strict=True) if answer["task"] == task)
+                for task in tasks
+            },
             "speedup_of_slowest_answer": min(a / b for a, b in zip(plain, predicted, strict=True)),
         }
         if costs
@@ -161,8 +167,7 @@ def corpus_rows(model: Model, args: argparse.Namespace, answers: Sequence[Row], 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     model, costs = Model(args.model), None
     if args.costs:
-        passes = json.loads(args.costs.read_text())["passes"]
-        costs = Costs({int(width): timing["median"] for width, timing in passes.items()})
+        costs = stored(args.costs, args.tier)
         set_costs(model, costs)  # type: ignore[arg-type]
     files = {path: [json.loads(line) for line in path.read_text().splitlines()] for path in args.answers}
     groups = {f"{path.stem} ": answers for path, answers in files.items()}
@@ -185,6 +190,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "costs": str(args.costs.name) if args.costs else None,
         "rows": rows,
     }
+
+
+def stored(path: Path, tier: str) -> Costs:
+    """What passes cost, by width: `paceline profile` keeps one tier a file, `target_pass.py` all of them in a list."""
+    passes = json.loads(path.read_text())["passes"]
+    if isinstance(passes, dict):
+        return Costs({int(width): timing["median"] for width, timing in passes.items()})
+    return Costs({one["width"]: one["median_ms"] / 1e3 for one in passes if one["tier"] == tier})
 
 
 def show(result: dict[str, Any]) -> None:
@@ -232,6 +245,7 @@ def main() -> None:
     parser.add_argument("--methods", help="for methods: to compare, separated by commas")
     parser.add_argument("--others", default="suffix,prompt-lookup", help="for budget: drafters to set beside")
     parser.add_argument("--costs", type=Path, help="a stored profile")
+    parser.add_argument("--tier", default="native", help="of the costs, where the file has several")
     parser.add_argument("--out", type=Path, help="default benchmarks/results/trigram/ABLATION.json")
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()

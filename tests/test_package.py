@@ -44,3 +44,22 @@ def test_every_dependency_has_a_tested_version():
 def test_the_readme_lists_every_method(registry):
     readme = (ROOT / "README.md").read_text()
     assert [name for name in registry if f"\n| `{name}` |" not in readme] == []
+
+
+def test_the_lowest_promised_versions_are_those_that_are_tested():
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    promised = dict(need.split(">=") for need in needs)
+    tested = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "constraints-lowest.txt").read_text(), re.MULTILINE))
+    assert tested.keys() == promised.keys()
+    for name, lowest in promised.items():  # 2.6 is 2.6.0
+        assert re.fullmatch(re.escape(lowest) + r"(\.0)*", tested[name]), name
+
+
+def test_the_changelog_begins_with_what_is_unreleased_and_then_this_version():
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert re.fullmatch(re.escape(paceline.__version__) + r" - \d{4}-\d{2}-\d{2}", headings[1])
+
+
+def test_type_checkers_are_told_that_there_are_types():
+    assert (Path(paceline.__file__).parent / "py.typed").is_file()

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.decoding.sampling import SamplingParams
-from paceline.decoding.stats import Stats
 from paceline.decoding.text import TextStream
 from paceline.drafters import DRAFTERS
-from paceline.drafting.base import Drafter
 from paceline.errors import OptionError, require
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
+from paceline.profiling.rounds import ready
 from paceline.registry import Spec, split_method
 from paceline.targets import Target, load_target, make_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from paceline.decoding.stats import Stats
+    from paceline.drafting.base import Drafter
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 
@@ -33,7 +37,7 @@ class Output:
     Attributes:
         text: the continuation, special tokens left out, cut before a stop string.
         tokens: its ids, the end-of-sequence token included.
-        finish_reason: "eos", "stop" or "length".
+        finish_reason: "eos", "stop" or "length"; "cancelled" for a request that was given up.
     """
 
     text: str
@@ -80,7 +84,7 @@ class LLM:
             ContextOverflow: prompt and new tokens do not fit the context.
         """
         several = _is_batch(prompt)
-        prompts = cast(list[Prompt], prompt if several else [prompt])
+        prompts = cast("list[Prompt]", prompt if several else [prompt])
         requests = self.requests(prompts, chat=chat, **sampling)
         for _ in self.engine.run(requests, batch):
             pass
@@ -91,8 +95,8 @@ class LLM:
         """Continue one prompt; yields text as it becomes certain, never half a character."""
         [request] = self.requests([prompt], chat=chat, **sampling)
         for _ in self.engine.run([request]):
-            if piece := request.read():
-                yield piece
+            if text := "".join(piece.text for piece in request.read()):
+                yield text
 
     def requests(self, prompts: Sequence[Prompt], *, chat: bool | None = None, **sampling: Any) -> list[Request]:
         """Prompts as `Request`s for `engine.run`: what `generate` and `stream` are made of."""
@@ -111,14 +115,22 @@ class LLM:
         require(len(prompt) > 0 and (not isinstance(prompt, str) or bool(prompt.strip())), "the prompt is empty")
         if isinstance(prompt, str):
             if not (bool(self.tokenizer.chat_template) if chat is None else chat):
-                return self.tokenizer.encode(prompt)
+                return cast("list[int]", self.tokenizer.encode(prompt))
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt[0], dict):
             require(bool(self.tokenizer.chat_template), "this model's tokenizer has no chat template")
-            messages = cast(list[dict[str, str]], prompt)
+            messages = cast("list[dict[str, str]]", prompt)
             ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            return cast(list[int], ids)
-        return [int(token) for token in cast(Sequence[int], prompt)]
+            return cast("list[int]", ids)
+        return [int(token) for token in cast("Sequence[int]", prompt)]
+
+    def new_policy(self) -> StoppingPolicy:
+        """A policy for one request, told where it runs: what a `Request` for `engine` is made with.
+
+        Raises:
+            OptionError, CheckpointMismatch: it cannot run with this drafter or target.
+        """
+        return ready(cast("StoppingPolicy", self.policy.build()), self.drafter)
 
     def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None) -> Request:
         ids = self.encode(prompt, chat)
@@ -129,7 +141,7 @@ class LLM:
         return Request(
             ids,
             limit=params.max_new_tokens,
-            policy=self.policy.build(),
+            policy=self.new_policy(),
             processors=params.processors(len(ids), eos, self.target.device),
             sampling=params.temperature > 0,
             eos=eos,
@@ -205,7 +217,7 @@ def _assemble(target: Target, drafter: str | Callable[[Target], Drafter], policy
         built = drafter(target)
         rule = POLICIES.parse(policy or built.default_policy)
     llm = LLM(target, built, rule, verifier)
-    rule.build().check(llm.engine.setting)  # what cannot run together is refused now, not at the first request
+    llm.new_policy()  # what cannot run together is refused now, not at the first request
     return llm
 
 

@@ -12,7 +12,6 @@ from rich.console import Console
 import paceline
 from paceline.cli.compare import show_comparison
 from paceline.cli.console import harmless
-from paceline.cli.pieces import pieces
 from tiny import byte_tokenizer, small_llama
 
 PROMPT = "one two three one two three one two"
@@ -101,7 +100,7 @@ def test_pieces_are_the_text(llm):
     stop = whole[20:22]
     for settings in ({}, {"stop": (stop,)}, {"eos": (llm.encode(whole[10], chat=False)[0],)}):
         [request] = llm.requests([PROMPT], max_new_tokens=60, **settings)
-        told = [piece for news in pieces(llm, request) for piece in news]
+        told = [piece for _ in llm.engine.run([request]) for piece in request.read()]
         assert "".join(piece.text for piece in told) == llm.generate(PROMPT, max_new_tokens=60, **settings).text
         assert {piece.source for piece in told} <= {"target", "prompt-lookup"}
 

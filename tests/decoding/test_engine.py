@@ -19,7 +19,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.drafting.autoregressive import Step
 from paceline.drafting.base import Row
 from paceline.drafting.tree import TokenTree
-from paceline.errors import OptionError
+from paceline.errors import ContextOverflow, OptionError
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
@@ -239,3 +239,103 @@ class TestStats:
         clock.lap("verify")
         assert clock.seconds["draft"] >= 0.01 > clock.seconds["verify"]
         assert clock.seconds["sample"] == 0
+
+
+class TestSteps:
+    """Requests that join, decode and are given up one round at a time."""
+
+    target = TARGETS["llama"]
+
+    def engine(self, **size: int) -> Engine:
+        return Engine(self.target, NoDrafter(self.target), **size)
+
+    def request(self, limit: int, ids: Sequence[int] = (1, 2)) -> Request:
+        return Request(ids, limit=limit, policy=Fixed(k=0))
+
+    def test_a_round_tells_what_each_row_emitted(self) -> None:
+        engine, a, b = self.engine(rows=2, slots=16), self.request(2), self.request(3)
+        assert engine.step() == []
+        engine.add(a)
+        assert [(request, len(tokens)) for request, tokens in engine.step()] == [(a, 1)]
+        engine.add(b)  # while the other decodes
+        assert {request: len(tokens) for request, tokens in engine.step()} == {a: 1, b: 1}
+        assert (a.finish_reason, b.finish_reason) == ("length", None)
+        assert [[request for request, _ in engine.step()] for _ in range(2)] == [[b], [b]]
+        assert engine.idle
+        assert a.output == b.output[:2]
+
+    def test_rows_are_taken_in_order(self) -> None:
+        engine, requests = self.engine(rows=1, slots=16), [self.request(1), self.request(2), self.request(1)]
+        for request in requests:
+            engine.add(request)
+        order = [request for _ in range(4) for request, _ in engine.step()]
+        assert order == [requests[0], requests[1], requests[1], requests[2]]
+
+    def test_a_fixed_cache_refuses_what_never_fits(self) -> None:
+        engine = self.engine(rows=1, slots=8)
+        with pytest.raises(ContextOverflow, match=r"need 9 slots of the KV cache; this engine's rows have 8$"):
+            engine.add(self.request(6))
+        with pytest.raises(ContextOverflow, match="need 9 slots"):
+            next(engine.run([self.request(2), self.request(6)]))
+        assert engine.idle
+        engine.add(self.request(5))
+        assert len(engine.step()) == 1
+
+    def test_a_growing_cache_is_made_anew_for_what_does_not_fit(self) -> None:
+        engine, small, large = self.engine(), self.request(3), self.request(40)
+        engine.add(small)
+        engine.step()
+        engine.add(large)
+        assert [request for request, _ in engine.step()] == [small]  # the other waits
+        engine.step()
+        assert small.finish_reason
+        while not engine.idle:
+            engine.step()
+        assert len(large.output) == 40
+        assert large.output[:3] == small.output
+
+    def test_cancelled_requests_leave_at_once(self) -> None:
+        engine, requests = self.engine(rows=2, slots=32), [self.request(9, [n, 5]) for n in range(3)]
+        alone = [list(self.engine().run([self.request(9, [n, 5])]))[-1].output for n in range(3)]
+        for request in requests:
+            engine.add(request)
+        engine.step()
+        engine.cancel(requests[0])  # its row goes to the one that waits
+        assert {request for request, _ in engine.step()} == set(requests[1:])
+        assert (requests[0].finish_reason, len(requests[0].output)) == ("cancelled", 1)
+        waiting = self.request(9)
+        engine.add(waiting)
+        engine.cancel(waiting)
+        while not engine.idle:
+            engine.step()
+        assert (waiting.finish_reason, waiting.output) == ("cancelled", [])
+        assert [request.output for request in requests[1:]] == alone[1:]
+        engine.cancel(requests[1])
+        assert requests[1].finish_reason == "length"
+
+    def test_runs_take_turns(self) -> None:
+        """Each is told of all rounds of its own requests, and a run that is given up takes them along."""
+        engine, (a, b, c) = self.engine(rows=3, slots=32), (self.request(n) for n in (5, 3, 8))
+        first, second, third = engine.run([a]), engine.run([b]), engine.run([c])
+        turns = [next(run) for run in (first, second, third, first, second)]
+        assert turns == [a, b, c, a, b]
+        third.close()
+        assert c.finish_reason == "cancelled"
+        list(first), list(second)
+        assert (a.output, b.output) == (b.output + a.output[3:], a.output[:3])
+        assert engine.idle
+
+    def test_a_request_is_decoded_once(self) -> None:
+        engine, request = self.engine(rows=1, slots=16), self.request(2)
+        engine.add(request)
+        with pytest.raises(OptionError, match="decoded once"):
+            engine.add(request)
+        while not engine.idle:
+            engine.step()
+        with pytest.raises(OptionError, match="decoded once"):
+            next(engine.run([request]))
+
+    @pytest.mark.parametrize("size", [{"rows": 2}, {"slots": 8}, {"rows": 0, "slots": 8}, {"rows": 1, "slots": 0}])
+    def test_sizes_that_are_none(self, size: dict[str, int]) -> None:
+        with pytest.raises(OptionError, match=r"rows and slots|1 row and 1 slot"):
+            self.engine(**size)

@@ -8,8 +8,8 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
 from paceline.decoding.request import Request
-from paceline.decoding.text import TextStream
-from paceline.decoding.verify import Outcome
+from paceline.decoding.text import Piece, TextStream
+from paceline.decoding.verify import Outcome, verify
 from paceline.drafting.tree import TokenTree
 from paceline.errors import OptionError
 from paceline.policies.fixed import Fixed
@@ -74,16 +74,16 @@ def test_text() -> None:
     made = request(text=TextStream(tokenizer, ("bc",)))
     assert made.accept(tree(a, b), Outcome([0, 1, 2], c)) == [a, b, c]
     assert made.finish_reason == "stop"
-    assert made.read() == "a"
-    assert made.read() == ""
+    assert made.read() == [Piece("a", "ngram")]
+    assert made.read() == []
     made = request(text=TextStream(tokenizer, ("bc",)))
     made.accept(tree(a), Outcome([0, 1], b))
-    assert made.read() == "a"  # b may begin a stop string
+    assert made.read() == [Piece("a", "ngram")]  # b may begin a stop string
     made.accept(tree(), Outcome([0], d))
-    assert made.read() == "bd"
+    assert made.read() == [Piece("bd", "target")]
     made = request(text=TextStream(tokenizer, ("bc",)), limit=2)
     made.accept(tree(a), Outcome([0, 1], b))
-    assert made.read() == "ab"  # nothing comes any more
+    assert made.read() == [Piece("a", "ngram"), Piece("b", "target")]  # nothing comes any more
 
 
 def test_greedy_with_processors_is_not_plain() -> None:
@@ -93,8 +93,9 @@ def test_greedy_with_processors_is_not_plain() -> None:
     assert not request(processors=penalty).plain
     logits = torch.tensor([[0.0, 1.0, 3.0, 2.0]]).repeat(3, 1)
     # The second node's history holds 3 as well: its score is halved too, to 1, and 2's to 1.5.
-    outcome = request(processors=penalty).verify(tree(3, 2), logits)
-    assert outcome == Outcome([0, 1, 2], 2)
+    made = request(processors=penalty)
+    made.slot = 0
+    assert verify([made], [tree(3, 2)], logits[None]) == [Outcome([0, 1, 2], 2)]
 
 
 @pytest.mark.parametrize(

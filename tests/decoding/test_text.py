@@ -124,3 +124,22 @@ def test_what_may_begin_a_stop_is_held_back(stop: tuple[str, ...]) -> None:
 def test_stop_over_the_end_of_a_character() -> None:
     assert "".join(streamed(byte_ids("one🚴two"), ("🚴t",))) == "one"
     assert "".join(streamed(byte_ids("one🚴"), ("🚴",))) == "one"
+
+
+class Counting:
+    """A tokenizer that counts how often it decodes."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def decode(self, *given: object, **options: object) -> str:
+        self.calls += 1
+        return str(BYTES.decode(*given, **options))
+
+
+def test_text_is_decoded_once_a_token() -> None:
+    """But for a new window now and then."""
+    tokenizer, text = Counting(), "All work and no play makes Jack a dull boy. " * 20
+    stream = TextStream(tokenizer)  # type: ignore[arg-type]
+    assert "".join(map(stream.push, byte_ids(text))) + stream.flush() == text
+    assert tokenizer.calls < 1.1 * len(text)

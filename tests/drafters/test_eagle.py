@@ -274,8 +274,8 @@ class TestDynamicTree:
     def test_not_worth_it(self) -> None:
         tree = DynamicTree(9, width=1, nodes=9)
         tree.propose([[1]], [[np.log(0.2)]])
-        assert tree.descend(least=0.3) is False
-        assert tree.descend(least=0.1) is True
+        assert tree.descend(min_score=0.3) is False
+        assert tree.descend(min_score=0.1) is True
 
     def test_nothing(self) -> None:
         assert DynamicTree(9, width=1, nodes=9).tree("x") == TokenTree.root(9)

@@ -50,10 +50,10 @@ def test_every_tree_of_a_few_nodes() -> None:
 
 
 @given(ACCURACIES, st.integers(1, 20), st.floats(0, 1))
-def test_a_smaller_tree_is_the_beginning(accuracies: list[list[float]], nodes: int, least: float) -> None:
+def test_a_smaller_tree_is_the_beginning(accuracies: list[list[float]], nodes: int, min_score: float) -> None:
     whole = likeliest(choices(accuracies), 40)
     assert likeliest(choices(accuracies), nodes) == whole[:nodes]
-    assert likeliest(choices(accuracies), 40, least) == [node for node in whole if node.score > least]
+    assert likeliest(choices(accuracies), 40, min_score) == [node for node in whole if node.score > min_score]
 
 
 def test_what_is_never_right_is_left_out() -> None:

@@ -32,7 +32,7 @@ class Paths(TreeDrafter):
         super().__init__(TARGET, 9)
         self.source, self.paths, self.told = source, paths, []
 
-    def propose(self, row: Row, memory: object, depth: int, least: float) -> TokenTree:
+    def propose(self, row: Row, memory: object, depth: int, min_score: float) -> TokenTree:
         tree, places = TokenTree.root(row.ids[-1]), {(): 0}
         for path, score in self.paths.items():
             places[path] = tree.add(path[-1], places[path[:-1]], self.source, score=score)

@@ -285,7 +285,7 @@ class TestCost:
         """At a theta of .45: 1.45 / 1.5 and 1.6525 / 1.6 tokens per cost, at .3 never more than 1."""
         for p, best in ((0.45, 2), (0.3, 0)):
             policy = BetaTS(a0=p * 1e9, b0=(1 - p) * 1e9, cost="auto", k_max=4)
-            policy.check(Setting("model", "draft", 6, 4, cost=lambda: [1.0, 1.5, 1.6, 1.75, 1.9].__getitem__))
+            policy.check(Setting("model", "draft", 6, 4, cost=[1.0, 1.5, 1.6, 1.75, 1.9].__getitem__))
             assert draft(policy) == best
 
     def test_each_token_counts(self) -> None:
@@ -324,10 +324,10 @@ class TestCost:
     @BOTH
     def test_auto_is_what_the_setting_measures(self, policy) -> None:
         made = policy(cost="auto")
-        made.check(Setting("model", "draft", 6, 4, cost=lambda: [1, 1.3, 1.6, 9, *[20] * 20].__getitem__))
+        made.check(Setting("model", "draft", 6, 4, cost=[1, 1.3, 1.6, 9, *[20] * 20].__getitem__))
         assert max(play(made, 0.95, 200)) == 2
         made = policy(cost="auto")
-        made.check(Setting("model", "draft", 6, 4, cost=lambda: lambda drafted: 1 + 0.1 * drafted))
+        made.check(Setting("model", "draft", 6, 4, cost=lambda drafted: 1 + 0.1 * drafted))
         assert play(made, 0.8, 200, seed=1) == play(policy(cost=0.1), 0.8, 200, seed=1)
 
     @BOTH

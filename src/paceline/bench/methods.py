@@ -10,17 +10,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, cast
 
-from transformers import PreTrainedModel
-
-from paceline.api import LLM
-from paceline.decoding.request import Request
-from paceline.decoding.sampling import SamplingParams
 from paceline.decoding.stats import PHASES
 from paceline.drafters import DRAFTERS
 from paceline.errors import OptionError
 from paceline.policies import POLICIES
 from paceline.registry import Registry, split_method
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.api import LLM
+    from paceline.decoding.request import Request
+    from paceline.decoding.sampling import SamplingParams
 
 AR = "ar"
 HF = "hf"
@@ -123,7 +126,7 @@ def build_method(name: str, llm: LLM, hf_model: Callable[[], PreTrainedModel]) -
         PacelineError: when it cannot run on this model.
     """
     if is_baseline(name):
-        return BASELINES.parse(name).build(name, hf_model(), llm)
+        return cast("Method", BASELINES.parse(name).build(name, hf_model(), llm))
     return Paceline(name, llm.method("none" if name == AR else name))
 
 

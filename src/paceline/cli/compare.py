@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import Palette, as_result, fancy, harmless, summary
-from paceline.cli.pieces import Piece, pieces
 
 if TYPE_CHECKING:
     from paceline.api import LLM
     from paceline.decoding.request import Request
+    from paceline.decoding.text import Piece
 
 PLAIN = "plain decoding"
 SIDE_BY_SIDE = 72  # columns; narrower terminals get one panel above the other
@@ -40,8 +40,8 @@ class Side:
         return "".join(piece.text for piece in self.pieces)
 
     def run(self) -> None:
-        for news in pieces(self.llm, self.request):
-            self.pieces += news
+        for _ in self.llm.engine.run([self.request]):
+            self.pieces += self.request.read()
 
     def status(self) -> str:
         """Speed and acceptance so far."""

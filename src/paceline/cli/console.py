@@ -12,12 +12,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.pieces import Piece, pieces
-
 if TYPE_CHECKING:
     from paceline.api import LLM
     from paceline.decoding.request import Request
     from paceline.decoding.stats import Stats
+    from paceline.decoding.text import Piece
 
 TARGET = "target"
 PLAIN = "default"  # the terminal's own colour
@@ -62,8 +61,8 @@ def write(llm: LLM, request: Request, colour: bool) -> None:
     """Run the request, its text going to standard output as it comes; a last line is always ended."""
     console, palette, last = Console(), Palette(), ""
     coloured = colour and fancy(console)
-    for news in pieces(llm, request):
-        for piece in news:
+    for _ in llm.engine.run([request]):
+        for piece in request.read():
             last = harmless(piece.text) if console.is_terminal else piece.text
             style = palette.style(piece.source)
             # not through rich, which would expand tabs without knowing the column

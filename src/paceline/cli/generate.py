@@ -11,7 +11,6 @@ from typer import Argument, Option
 from paceline.cli.compare import compare_runs, show_comparison
 from paceline.cli.console import as_result, print_json, summary, write
 from paceline.cli.options import MethodOptions, ModelOptions, Sampling, grouped
-from paceline.cli.pieces import pieces
 from paceline.cli.prompt import check_text, read_prompt
 from paceline.errors import OptionError
 
@@ -49,7 +48,7 @@ def generate(
         return
     [request] = llm.requests([ids], **params)
     if as_json:
-        written = "".join(piece.text for news in pieces(llm, request) for piece in news)
+        written = "".join(piece.text for _ in llm.engine.run([request]) for piece in request.read())
         print_json(about | as_result(request, written))
     else:
         write(llm, request, colour)

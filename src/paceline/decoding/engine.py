@@ -5,112 +5,214 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.decoding.request import Request
+from paceline.decoding.request import CANCELLED, NO_ROW, Request
 from paceline.decoding.stats import Clock, Round
-from paceline.decoding.verify import Outcome, walk
-from paceline.drafting.base import Drafter
+from paceline.decoding.verify import Outcome, verify
 from paceline.drafting.tree import TokenTree, tree_span
-from paceline.errors import require
-from paceline.policies.base import Setting
-from paceline.targets.cache import KVCache
-from paceline.targets.identity import model_key
-from paceline.targets.logits import argmax
-from paceline.targets.target import PassOutput, Target
+from paceline.errors import ContextOverflow, require
+
+if TYPE_CHECKING:
+    from paceline.drafting.base import Drafter
+    from paceline.targets.cache import KVCache
+    from paceline.targets.target import PassOutput, Target
+
+
+class Emitted(NamedTuple):
+    """What a round gave one request."""
+
+    request: Request
+    tokens: list[int]
 
 
 class Engine:
-    """Runs requests on a target with a drafter. Not thread-safe: one run at a time."""
+    """Runs requests on a target with a drafter. Requests may join and leave between rounds; what each of them gets does
+    not depend on the others. Not thread-safe.
 
-    def __init__(self, target: Target, drafter: Drafter) -> None:
+    Args:
+        rows: most requests decoded at a time.
+        slots: tokens of the KV cache for each of them; see `slots`. With `rows` and `slots` the cache is allocated
+            once, and a request that could never fit is refused. With neither, requests that do not fit wait until the
+            others have ended, and the cache is then made anew for all that wait.
+
+    Raises:
+        OptionError: only one of `rows` and `slots`, or one below 1.
+    """
+
+    def __init__(self, target: Target, drafter: Drafter, *, rows: int | None = None, slots: int | None = None) -> None:
+        require((rows is None) == (slots is None), "an engine is given both rows and slots, or neither")
         self.target, self.drafter = target, drafter
+        self._rows: list[Request] = []  # decoding; a request's slot is its index
+        self._waiting: deque[Request] = deque()
+        self._cache: KVCache | None = None
+        self._fixed = rows is not None
+        if rows is not None and slots is not None:
+            require(min(rows, slots) >= 1, f"an engine has at least 1 row and 1 slot, not {rows} and {slots}")
+            self._allocate(rows, slots)
 
-    @torch.inference_mode()
-    def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
-        """Continue the requests, at most `batch` at a time; yields each after every round it took part in.
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._rows and not self._waiting
+
+    def slots(self, request: Request) -> int:
+        """Slots of the KV cache that a request needs: its prompt, its output and the largest draft of a round."""
+        return request.prompt_length + request.limit + self.drafter.max_nodes(request.policy.limit) + 1
+
+    # -- requests come and go --------------------------------------------------------------------------------------
+    def add(self, request: Request) -> None:
+        """Let a request join, after those that wait already, as soon as there is a row.
 
         Raises:
-            ContextOverflow: before anything is computed, when a request cannot fit the model's context.
-            OptionError: when `batch` is below 1.
+            ContextOverflow: it does not fit the model's context, or a row of this engine's cache.
+            OptionError: it has been decoded, or is being decoded.
+        """
+        self._check(request)
+        request.slot = NO_ROW
+        self._waiting.append(request)
+
+    @torch.inference_mode()
+    def cancel(self, request: Request) -> None:
+        """End a request here and now, whether it waits or decodes; its row is free. One that ended is left alone."""
+        if request.finish_reason:
+            return
+        request.finish_reason = CANCELLED
+        if request in self._rows:
+            self._leave(request)
+        else:
+            with suppress(ValueError):  # it never came
+                self._waiting.remove(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[Emitted]:
+        """One round: requests that wait join where there is a row, all are decoded, and those that ended leave.
+
+        Returns what each row was given, in no particular order; nothing when the engine is idle.
+        """
+        self._admit()
+        emitted = self._round(self._rows) if self._rows else []
+        for request, _ in reversed(emitted):  # from the back: rows that end are not moved first
+            if request.finish_reason:
+                self._leave(request)
+        return emitted
+
+    def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
+        """Continue the requests, at most `batch` of them at a time; yields each after every round it took part in.
+
+        Runs may take turns with one another, and with `step`. What has not ended when one is given up is cancelled.
+
+        Raises:
+            ContextOverflow: before anything is computed, when a request does not fit.
+            OptionError: when `batch` is below 1, or a request has been decoded.
         """
         require(batch is None or batch >= 1, f"batch must be at least 1, not {batch}")
-        if not requests:
-            return
-        setting = self.setting
         for request in requests:
-            self.target.check_fits(request.prompt_length, request.limit)
-            request.policy.check(setting)
-        waiting, rows = deque(requests), list[Request]()
-        cache = self._allocate(requests, min(batch or len(requests), len(requests)))
-        self.drafter.start(cache)
-        while waiting or rows:
-            while waiting and len(rows) < cache.batch:
-                self._join(waiting.popleft(), rows, cache)
-            self._round(rows, cache)
-            yield from rows
-            self._leave(rows, cache)
+            self._check(request)
+        to_come, going = deque(requests), dict[Request, int]()  # rounds of each that have been told
+        batch = min(batch or len(requests), len(requests))
+        try:
+            self._make_room(batch, max(map(self.slots, requests), default=0))
+            while to_come or going:
+                while to_come and len(going) < batch:
+                    going[to_come[0]] = 0
+                    self.add(to_come.popleft())
+                if not any(len(request.stats.rounds) > told for request, told in going.items()):
+                    self.step()
+                for request, told in list(going.items()):
+                    if len(request.stats.rounds) > told:
+                        going[request] = len(request.stats.rounds)
+                        yield request
+                    if request.finish_reason:
+                        del going[request]
+        finally:
+            for request in going:
+                self.cancel(request)
+            if self.idle and not self._fixed:
+                self._cache = None
 
-    def _round(self, rows: list[Request], cache: KVCache) -> None:
+    # -- one round -------------------------------------------------------------------------------------------------
+    def _round(self, rows: list[Request]) -> list[Emitted]:
         clock = Clock()
         trees = self.drafter.draft(rows)
         clock.lap("draft")
 
-        cache = cache.rows(0, len(rows))
+        cache = self._allocated.rows(0, len(rows))
         span = tree_span(trees, cache.lengths, self.target.device)
         start, hidden = self.drafter.enter(rows, trees, span, cache)
         out = self.target.forward(span, cache, self._taps(rows), start, hidden)
         clock.lap("verify")
 
-        outcomes = self._verify(rows, trees, out)
+        outcomes = verify(rows, trees, out.logits)
         clock.lap("sample")
 
         cache.commit([outcome.path for outcome in outcomes])
-        for row, tree, outcome in zip(rows, trees, outcomes, strict=True):
-            emitted = row.accept(tree, outcome)
-            accepted = len(outcome.path) - 1
-            row.policy.observe(tree.depth, accepted)
-            if row.policy.reads_hidden:
-                row.policy.begin_round(out.taps[self.target.num_layers][row.slot, outcome.path[-1]])
-            self.drafter.observe(row, tree, outcome.path, out.row(row.slot, len(tree)))
-            kept = min(accepted, len(emitted))
-            row.stats.rounds.append(Round(tree.drafted, tree.depth, kept, len(emitted), clock.seconds))
-        clock.lap("other")
-
-    @staticmethod
-    def _verify(rows: list[Request], trees: list[TokenTree], out: PassOutput) -> list[Outcome]:
-        greedy = argmax(out.logits) if any(row.plain for row in rows) else []
-        return [
-            walk(tree, greedy[row.slot]) if row.plain else row.verify(tree, out.logits[row.slot, : len(tree)])
-            for row, tree in zip(rows, trees, strict=True)
+        emitted = [
+            Emitted(row, self._accept(row, tree, outcome, out))
+            for row, tree, outcome in zip(rows, trees, outcomes, strict=True)
         ]
+        clock.lap("other")
+        for (row, tokens), tree, outcome in zip(emitted, trees, outcomes, strict=True):
+            accepted = min(len(outcome.path) - 1, len(tokens))
+            row.stats.rounds.append(Round(tree.drafted, tree.depth, accepted, len(tokens), clock.seconds))
+        return emitted
+
+    def _accept(self, row: Request, tree: TokenTree, outcome: Outcome, out: PassOutput) -> list[int]:
+        """Tell the request, its policy and the drafter what became of a tree; returns the tokens that were output."""
+        tokens = row.accept(tree, outcome)
+        row.policy.observe(tree.depth, len(outcome.path) - 1)
+        if row.policy.reads_hidden:
+            row.policy.begin_round(out.taps[self.target.num_layers][row.slot, outcome.path[-1]])
+        self.drafter.observe(row, tree, outcome.path, out.row(row.slot, len(tree)))
+        return tokens
 
     def _taps(self, rows: Sequence[Request]) -> set[int]:
         """What the drafter wants, and the last hidden states where a policy looks at them."""
         last = {self.target.num_layers} if any(row.policy.reads_hidden for row in rows) else set[int]()
         return last.union(self.drafter.taps)
 
+    # -- rows ------------------------------------------------------------------------------------------------------
     @property
-    def setting(self) -> Setting:
-        """What policies may know of where they run."""
-        from paceline.profiling.rounds import round_cost
+    def _allocated(self) -> KVCache:
+        assert self._cache is not None
+        return self._cache
 
-        target, drafter = self.target, self.drafter
-        width = target.config.hidden_size if target.has_blocks else None
-        cost = partial(round_cost, drafter)
-        return Setting(model_key(target), drafter.source, width, drafter.hidden_width, drafter.predictors, cost)
+    def _check(self, request: Request) -> None:
+        self.target.check_fits(request.prompt_length, request.limit)
+        require(request.is_new, "a request can be decoded once: make a new one")
+        if self._fixed and (needed := self.slots(request)) > self._allocated.capacity:
+            raise ContextOverflow(
+                f"a prompt of {request.prompt_length} tokens + {request.limit} new tokens + a draft need {needed} "
+                f"slots of the KV cache; this engine's rows have {self._allocated.capacity}"
+            )
 
-    def _allocate(self, requests: Sequence[Request], batch: int) -> KVCache:
-        depth = max(request.policy.limit for request in requests)
-        longest = max(request.prompt_length + request.limit for request in requests)
-        return self.target.new_cache(batch, longest + self.drafter.max_nodes(depth) + 1)
+    def _make_room(self, rows: int, slots: int) -> None:
+        """A cache of this size at least, if there is none and nothing would be lost."""
+        too_small = self._cache is None or self._cache.batch < rows or self._cache.capacity < slots
+        if rows and too_small and not self._rows and not self._fixed:
+            self._allocate(rows, slots)
 
-    def _join(self, request: Request, rows: list[Request], cache: KVCache) -> None:
+    @torch.inference_mode()
+    def _allocate(self, rows: int, slots: int) -> None:
+        self._cache = None  # what there was is free before there is more
+        self._cache = self.target.new_cache(rows, slots)
+        self.drafter.start(self._cache)
+
+    def _admit(self) -> None:
+        if self._waiting and not self._rows:
+            self._make_room(len(self._waiting), max(map(self.slots, self._waiting)))
+        while self._waiting and len(self._rows) < self._allocated.batch:
+            if self.slots(self._waiting[0]) > self._allocated.capacity:
+                break  # those that came later wait with it
+            self._join(self._waiting.popleft())
+
+    def _join(self, request: Request) -> None:
         started = time.perf_counter()
-        request.slot = len(rows)
-        own = cache.rows(request.slot, request.slot + 1)
+        request.slot = len(self._rows)
+        own = self._allocated.rows(request.slot, request.slot + 1)
         own.lengths[0] = 0
         # The last prompt token is the first round's root: its pass verifies the first draft as well.
         hidden = self.target.prefill(request.ids[:-1], own, self._taps([request]))
@@ -119,15 +221,15 @@ class Engine:
         self.drafter.begin(request, hidden)
         request.stats.prefill_seconds = time.perf_counter() - started
         request.stats.seconds = -started  # the end is added when the request leaves
-        rows.append(request)
+        self._rows.append(request)
 
-    def _leave(self, rows: list[Request], cache: KVCache) -> None:
-        """Drop the requests that ended; the last row takes the place of each."""
-        for request in [row for row in rows if row.finish_reason]:
-            request.stats.seconds += time.perf_counter()
-            last = rows.pop()
-            if last is not request:
-                cache.move(last.slot, request.slot)
-                self.drafter.move(last.slot, request.slot)
-                last.slot = request.slot
-                rows[last.slot] = last
+    def _leave(self, request: Request) -> None:
+        """Drop a row; the last one takes its place."""
+        request.stats.seconds += time.perf_counter()
+        last = self._rows.pop()
+        if last is not request:
+            self._allocated.move(last.slot, request.slot)
+            self.drafter.move(last.slot, request.slot)
+            last.slot = request.slot
+            self._rows[last.slot] = last
+        request.slot = NO_ROW

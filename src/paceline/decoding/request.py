@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -12,13 +12,17 @@ from transformers import LogitsProcessorList
 
 from paceline.decoding.sampling import NodeProcessors, Noise
 from paceline.decoding.stats import TARGET, Stats
-from paceline.decoding.text import TextStream
-from paceline.decoding.verify import Outcome, chain_rejection, draw, sample_match, tree_rejection, walk
-from paceline.drafting.tree import TokenTree
+from paceline.decoding.text import Piece, TextStream
+from paceline.decoding.verify import Outcome, Rule, draw
 from paceline.errors import require
-from paceline.policies.base import StoppingPolicy
+
+if TYPE_CHECKING:
+    from paceline.drafting.tree import TokenTree
+    from paceline.policies.base import StoppingPolicy
 
 VERIFIERS = ("auto", "match", "rejection")
+CANCELLED = "cancelled"  # the finish reason of a request that was given up
+NEW, NO_ROW = -1, -2  # the slot of a request that no engine has seen, and of one that waits or has left
 
 
 class Request:
@@ -34,6 +38,7 @@ class Request:
         stop_when: transformers-style criterion `(ids [1, n], None) -> bool tensor [1]`, asked after every token.
         verifier: how sampled output is verified. "match": sample at every node and follow, the choice for
             deterministic drafts; "rejection": speculative sampling; "auto": whichever accepts more.
+        script: the output, known beforehand and followed whatever the target says: for replays.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Request:
         stop_when: Callable[[Tensor, Any], Tensor] | None = None,
         seed: int | None = None,
         verifier: str = "auto",
+        script: Sequence[int] | None = None,
     ) -> None:
         require(len(ids) > 0, "the prompt is empty")
         require(limit >= 1, f"a request needs room for at least 1 new token, not {limit}")
@@ -57,18 +63,24 @@ class Request:
         self.prompt_length = len(self.ids)
         self.limit, self.policy, self.sampling, self.verifier = limit, policy, sampling, verifier
         self.eos, self.text, self.stop_when = frozenset(eos), text, stop_when
+        self._script = None if script is None else [*self.ids, *script]
         self.processors = NodeProcessors(processors or LogitsProcessorList())
         self.noise = Noise(seed)
         policy.seed(self.noise.seed)
         self.stats = Stats(self.prompt_length)
-        self.slot = -1
+        self.slot = NEW
         self.state: Any = None
         self.finish_reason: str | None = None
-        self._unread = ""
+        self._unread: list[Piece] = []
 
     @property
     def output(self) -> list[int]:
         return self.ids[self.prompt_length :]
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no engine has taken it up."""
+        return self.slot == NEW and not self.finish_reason
 
     @property
     def room(self) -> int:
@@ -87,18 +99,28 @@ class Request:
     def draw(self, q: Float[Tensor, " vocab"]) -> int:
         return draw(q, self.noise.draft()) if self.sampling else int(q.argmax())
 
-    # -- verification ----------------------------------------------------------------------------------------------
-    def verify(self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"]) -> Outcome:
-        """Which nodes stand, and the target's token after them."""
-        tokens = tree.tokens
-        scores = self.processors(logits, self.ids, [[tokens[n] for n in tree.path(i)[1:]] for i in range(len(tree))])
+    # -- what verification uses ------------------------------------------------------------------------------------
+    def rule(self, tree: TokenTree) -> Rule:
+        if self._script is not None:
+            return Rule.SCRIPT
         if not self.sampling:
-            return walk(tree, scores.argmax(-1).tolist())
-        p = scores.softmax(-1)
-        if self.verifier == "match" or (self.verifier == "auto" and not tree.sampled):
-            position = len(self.ids) - self.prompt_length
-            return sample_match(tree, p, self.noise.positions(position, tree.depth + 1))
-        return (chain_rejection if tree.is_chain else tree_rejection)(tree, p, self.noise.verify)
+            return Rule.GREEDY if self.processors else Rule.ARGMAX
+        match = self.verifier == "match" or (self.verifier == "auto" and not tree.sampled)
+        return Rule.MATCH if match else Rule.REJECTION
+
+    def scores(self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
+        tokens = tree.tokens
+        return self.processors(logits, self.ids, [[tokens[n] for n in tree.path(i)[1:]] for i in range(len(tree))])
+
+    def script(self, tree: TokenTree) -> list[int]:
+        assert self._script is not None
+        return [self._script[len(self.ids) + depth] for depth in tree.depths]
+
+    def position_uniforms(self, count: int) -> list[float]:
+        return self.noise.positions(len(self.ids) - self.prompt_length, count)
+
+    def uniform(self) -> float:
+        return self.noise.verify()
 
     # -- output ----------------------------------------------------------------------------------------------------
     def accept(self, tree: TokenTree, outcome: Outcome) -> list[int]:
@@ -109,23 +131,26 @@ class Request:
         for count, (token, source) in enumerate(zip(tokens, sources, strict=True), start=1):
             self.ids.append(token)
             self.stats.sources.append(source)
-            self.finish_reason = self._finished(token)
+            self.finish_reason = self._finished(token, source)
             if self.finish_reason:
                 return tokens[:count]
         return tokens
 
-    def read(self) -> str:
-        """The text that has become certain since the last call."""
-        if self.text is not None and self.finish_reason:
-            self._unread += self.text.flush()
-        piece, self._unread = self._unread, ""
-        return piece
+    def read(self) -> list[Piece]:
+        """The text that has become certain since the last call, and who proposed it; at the end, what was held back.
 
-    def _finished(self, token: int) -> str | None:
+        A character whose bytes are spread over tokens, and text held back for a stop string, count as the last token's.
+        """
+        if self.text is not None and self.finish_reason and self.stats.sources:
+            self._unread.append(Piece(self.text.flush(), self.stats.sources[-1]))
+        pieces, self._unread = [piece for piece in self._unread if piece.text], []
+        return pieces
+
+    def _finished(self, token: int, source: str) -> str | None:
         if token in self.eos:
             return "eos"
         if self.text is not None:
-            self._unread += self.text.push(token)
+            self._unread.append(Piece(self.text.push(token), source))
             if self.text.stopped:
                 return "stop"
         if self.stop_when is not None and bool(self.stop_when(torch.tensor([self.ids]), None).all()):

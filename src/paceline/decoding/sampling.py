@@ -142,7 +142,8 @@ class NodeProcessors:
 
 class Noise:
     """A request's random numbers: independent streams for drafting and for verification, and one draw for each
-    output position, so that sample-match gives what plain decoding with the same seed gives."""
+    output position, so that sample-match gives what plain decoding with the same seed gives.
+    """
 
     def __init__(self, seed: int | None) -> None:
         if seed is None:

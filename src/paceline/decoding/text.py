@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WINDOW = 16  # tokens: how much is decoded again with each further one, since spaces depend on the token before
+
+
+class Piece(NamedTuple):
+    """Text with who proposed it: a drafter's source, or "target"."""
+
+    text: str
+    source: str
 
 
 class TextStream:
-    """Incremental decoding of one request's output.
+    """Incremental decoding of one request's output, with one call of the tokenizer a token.
 
     `push` takes a token and returns the text that has become certain: never half a character, never what may turn
     out to be the beginning of a stop string. `stopped` tells that a stop string has appeared; the text ends before it.
@@ -18,28 +29,33 @@ class TextStream:
         self.tokenizer, self.stop = tokenizer, tuple(stop)
         self.text = ""
         self.stopped = False
-        self._ids: list[int] = []
-        self._prefix = self._read = 0  # decoding restarts a little back: spaces depend on the token before
+        self._window: list[int] = []  # the latest tokens; they begin where a character does
+        self._decoded = ""  # as much of their text as is in `text`
+        self._whole = 0  # how many of them it took
         self._sent = 0
 
     def push(self, token: int) -> str:
-        self._ids.append(token)
-        before, now = self._decode(self._prefix, self._read), self._decode(self._prefix, len(self._ids))
-        if len(now) > len(before) and not now.endswith("\ufffd"):  # replacement character: bytes are missing
-            self._append(now[len(before) :])
-            self._prefix, self._read = self._read, len(self._ids)
+        """The text that has become certain with this token."""
+        self._window.append(token)
+        now = self._decode()
+        if len(now) > len(self._decoded) and not now.endswith("\ufffd"):  # replacement character: bytes are missing
+            self._append(now[len(self._decoded) :])
+            self._decoded = now
+            if len(self._window) > WINDOW:
+                del self._window[: self._whole]  # what is left begins where a character does
+                self._decoded = self._decode()
+            self._whole = len(self._window)
         return self._take(len(self.text) if self.stopped else len(self.text) - self._held())
 
     def flush(self) -> str:
         """The rest, when no more tokens come."""
         if not self.stopped:
-            before, now = self._decode(self._prefix, self._read), self._decode(self._prefix, len(self._ids))
-            self._append(now[len(before) :])
-            self._prefix = self._read = len(self._ids)
+            self._append(self._decode()[len(self._decoded) :])
+            self._window, self._decoded, self._whole = [], "", 0
         return self._take(len(self.text))
 
-    def _decode(self, start: int, stop: int) -> str:
-        return str(self.tokenizer.decode(self._ids[start:stop], skip_special_tokens=True))
+    def _decode(self) -> str:
+        return str(self.tokenizer.decode(self._window, skip_special_tokens=True))
 
     def _append(self, piece: str) -> None:
         longest = max(map(len, self.stop), default=0)

@@ -1,26 +1,93 @@
 """Lossless verification: which drafted tokens stand, and which token the target adds.
 
-Pure functions of one request's tree and the target's distributions `p` at its nodes. Under each of them the output is
-distributed exactly as plain decoding would: that is the whole of paceline's losslessness, and it is tested here.
+`verify` judges a round: each request names its `Rule`, and pure functions of its tree and of the target's distributions
+`p` at the tree's nodes do the rest. Under each of them the output is distributed exactly as plain decoding would: that
+is the whole of paceline's losslessness, and it is tested here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafting.tree import TokenTree
+from paceline.targets.logits import argmax
+
+if TYPE_CHECKING:
+    from paceline.drafting.tree import TokenTree
 
 Uniform = Callable[[], float]  # the next of a stream of independent draws from [0, 1)
+
+
+class Rule(Enum):
+    """How a request's trees are verified."""
+
+    ARGMAX = "follow the likeliest token of the raw logits"
+    GREEDY = "follow the likeliest token of the processed scores"
+    MATCH = "sample at every node and follow what was drawn"
+    REJECTION = "speculative sampling: accept drafted tokens with min(1, p / q)"
+    SCRIPT = "follow a known text, whatever the target says"
+
+
+class Judged(Protocol):
+    """What verification needs of a request."""
+
+    slot: int
+
+    def rule(self, tree: TokenTree) -> Rule:
+        """Which verification this tree gets."""
+        ...
+
+    def scores(self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
+        """The processed logits of the tree's nodes."""
+        ...
+
+    def script(self, tree: TokenTree) -> list[int]:
+        """The known text's token after each node."""
+        ...
+
+    def position_uniforms(self, count: int) -> list[float]:
+        """The random numbers of the next `count` output positions."""
+        ...
+
+    def uniform(self) -> float:
+        """The next random number of a rejection."""
+        ...
 
 
 class Outcome(NamedTuple):
     path: list[int]  # accepted nodes, root first
     token: int  # the target's own token after them
+
+
+def verify(
+    rows: Sequence[Judged], trees: Sequence[TokenTree], logits: Float[Tensor, "batch width vocab"]
+) -> list[Outcome]:
+    """The outcome of each row's tree under the row's own rule; `logits` are padded to the widest tree."""
+    rules = [row.rule(tree) for row, tree in zip(rows, trees, strict=True)]
+    likeliest = argmax(logits) if Rule.ARGMAX in rules else []  # of all rows at once
+    outcomes = []
+    for row, tree, rule in zip(rows, trees, rules, strict=True):
+        if rule is Rule.ARGMAX:
+            outcomes.append(walk(tree, likeliest[row.slot]))
+        elif rule is Rule.SCRIPT:
+            outcomes.append(walk(tree, row.script(tree)))
+        else:
+            outcomes.append(_by_scores(row, tree, rule, row.scores(tree, logits[row.slot, : len(tree)])))
+    return outcomes
+
+
+def _by_scores(row: Judged, tree: TokenTree, rule: Rule, scores: Float[Tensor, "nodes vocab"]) -> Outcome:
+    if rule is Rule.GREEDY:
+        return walk(tree, scores.argmax(-1).tolist())
+    p = scores.softmax(-1)
+    if rule is Rule.MATCH:
+        return sample_match(tree, p, row.position_uniforms(tree.depth + 1))
+    return (chain_rejection if tree.is_chain else tree_rejection)(tree, p, row.uniform)
 
 
 def walk(tree: TokenTree, choice: Sequence[int]) -> Outcome:
@@ -58,7 +125,8 @@ def sample_match(tree: TokenTree, p: Float[Tensor, "nodes vocab"], uniforms: Seq
 
 def chain_rejection(tree: TokenTree, p: Float[Tensor, "nodes vocab"], uniform: Uniform) -> Outcome:
     """Speculative sampling of a chain (Leviathan et al., 2023): accept token x with probability min(1, p(x)/q(x));
-    at the first rejection sample from norm(max(0, p - q)), after the last acceptance from p."""
+    at the first rejection sample from norm(max(0, p - q)), after the last acceptance from p.
+    """
     for node in range(1, len(tree)):
         p_node, q, token = p[node - 1], tree.q[node], tree.tokens[node]
         if not uniform() * float(_at(q, token)) < float(p_node[token]):

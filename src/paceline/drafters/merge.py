@@ -49,7 +49,7 @@ class Merge(TreeDrafter):
         self.taps = tuple({tap for part in self.parts for tap in part.taps})
 
     def max_nodes(self, depth: int) -> int:
-        return self.most + sum(part.max_nodes(depth) for part in self.whole.values())
+        return self.max_candidates + sum(part.max_nodes(depth) for part in self.whole.values())
 
     def start(self, cache: KVCache) -> None:
         for part in self.parts:
@@ -80,18 +80,18 @@ class Merge(TreeDrafter):
         depth, state.length = reach(row), len(row.ids)
         if depth == 0:
             return TokenTree.root(row.ids[-1])
-        tree = self.propose(row, state.memory, depth, state.budget.least(rows) if state.budget else 0.0)
+        tree = self.propose(row, state.memory, depth, state.budget.min_score(rows) if state.budget else 0.0)
         if state.budget:
             return state.budget.choose(tree, rows, others)
         order = [node for node, _ in best_first(tree, [score or 0.0 for score in tree.scores])]
-        return tree.keep(order[: self.most])
+        return tree.keep(order[: self.max_candidates])
 
-    def propose(self, row: Row, memory: list[Any], depth: int, least: float) -> TokenTree:
+    def propose(self, row: Row, memory: list[Any], depth: int, min_score: float) -> TokenTree:
         """All candidates of all drafters, in any number and order."""
         tree = TokenTree.root(row.ids[-1])
         places: dict[tuple[int, int], int] = {}
         for at, part in self.scored.items():
-            own, to = part.propose(row, memory[at], depth, least), [0]
+            own, to = part.propose(row, memory[at], depth, min_score), [0]
             for node in range(1, len(own)):
                 key, score = (to[own.parents[node]], own.tokens[node]), own.scores[node] or 0.0
                 if key not in places:

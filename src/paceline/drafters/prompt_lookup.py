@@ -60,14 +60,14 @@ class PromptLookup(TreeDrafter):
         self.ngram, self.shortest, self.branches = ngram, shortest, branches
 
     def max_nodes(self, depth: int) -> int:
-        return min(depth * self.branches, self.most)
+        return min(depth * self.branches, self.max_candidates)
 
     def remember(self, row: Row) -> NgramIndex:
         memory = NgramIndex(self.ngram, keep=self.branches)
         memory.extend(row.ids)
         return memory
 
-    def propose(self, row: Row, memory: NgramIndex, depth: int, least: float) -> TokenTree:
+    def propose(self, row: Row, memory: NgramIndex, depth: int, min_score: float) -> TokenTree:
         memory.extend(row.ids)
         matched, ends = memory.matches(row.ids, self.shortest)
         tree = TokenTree.root(row.ids[-1])
@@ -81,7 +81,7 @@ class PromptLookup(TreeDrafter):
             score *= likely(matched + at)
             child = tree.child(node, token)
             if child is None:
-                if tree.drafted == self.most:
+                if tree.drafted == self.max_candidates:
                     return
                 child = tree.add(token, node, self.source, score=score)
             node = child

@@ -39,7 +39,7 @@ class Recycling(TreeDrafter):
     def remember(self, row: Row) -> Adjacency:
         return {}
 
-    def propose(self, row: Row, memory: Adjacency, depth: int, least: float) -> TokenTree:
+    def propose(self, row: Row, memory: Adjacency, depth: int, min_score: float) -> TokenTree:
         tree = TokenTree.root(row.ids[-1])
         candidates: list[tuple[float, int, int, int]] = []  # (-score, order, parent, token)
         node, score = 0, 1.0
@@ -47,10 +47,10 @@ class Recycling(TreeDrafter):
             if tree.depths[node] < depth:
                 for rank, token in enumerate(memory.get(tree.tokens[node], ())):
                     weight = score * (1 - self.decay) * self.decay**rank
-                    if weight < least:
+                    if weight < min_score:
                         break
                     heapq.heappush(candidates, (-weight, len(candidates), node, token))
-            if not candidates or tree.drafted == self.most:
+            if not candidates or tree.drafted == self.max_candidates:
                 return tree
             score, _, parent, token = heapq.heappop(candidates)
             score = -score

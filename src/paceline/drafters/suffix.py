@@ -98,15 +98,17 @@ class Suffix(TreeDrafter):
         memory.extend(row.ids)
         return memory
 
-    def propose(self, row: Row, memory: SuffixAutomaton, depth: int, least: float) -> TokenTree:
+    def propose(self, row: Row, memory: SuffixAutomaton, depth: int, min_score: float) -> TokenTree:
         memory.extend(row.ids)
         tree = TokenTree.root(row.ids[-1])
         if memory.matched < self.shortest:
             return tree
         node, score = 0, 1.0
-        for matched, token in enumerate(row.ids[memory.match_end :][: min(depth, self.most)], start=memory.matched):
+        for matched, token in enumerate(
+            row.ids[memory.match_end :][: min(depth, self.max_candidates)], start=memory.matched
+        ):
             score *= likely(matched)
-            if score < least:
+            if score < min_score:
                 break
             node = tree.add(token, node, self.source, score=score)
         return tree

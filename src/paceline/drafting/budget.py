@@ -42,7 +42,7 @@ class Budget:
         """Tokens a second of this request when `rows` of them share a pass, all wanting as much as it does."""
         return (START + self._tokens) / (START * self.costs(rows) / rows + self._seconds)
 
-    def least(self, rows: int, drafting: float = 0.0) -> float:
+    def min_score(self, rows: int, drafting: float = 0.0) -> float:
         """Candidates with lower scores than this are as good as never worth verifying; nor, if a level takes `drafting`
         seconds, is what lies behind them worth drafting.
         """
@@ -55,11 +55,11 @@ class Budget:
             rows: how many requests share the pass.
             others: nodes that are verified besides those of `tree`.
         """
-        rate, least = self.rate(rows), self.rate(rows) * self.costs.slope
+        rate, min_score = self.rate(rows), self.rate(rows) * self.costs.slope
         count, cost, best = 0, self.costs(rows * (others + 1)) / rows, 0.0
         gain, seconds, order = 0.0, cost, list[int]()
         for node, probability in best_first(tree, self._probabilities(tree)):
-            if probability <= least:
+            if probability <= min_score:
                 break
             order.append(node)
             before, seconds = seconds, self.costs(rows * (others + len(order) + 1)) / rows

@@ -1,8 +1,8 @@
 """What trained heads have in common: their files, the model they were made for, and where they are found.
 
 A head is a folder with `KIND.json`, all that it is besides tensors, and `KIND.safetensors`, its parameters and the
-fingerprint of its model. Heads that come with paceline lie in `checkpoints/MODEL`, those that were trained on this
-machine in the user's cache.
+fingerprint of its model. Those that were trained on this machine lie in the user's cache, others are installed as
+packages of files alone, which the entry-point group `paceline.heads` names by model: see docs/heads.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -28,7 +30,9 @@ from paceline.targets.span import Span
 from paceline.targets.store import sha256
 from paceline.targets.target import Target
 
-SHIPPED = Path(__file__).parents[1] / "checkpoints"
+GROUP = "paceline.heads"  # of entry points: the model's key = the package whose folder holds heads for it
+#: By a model's key: the distribution in this repository's folder `heads` that has heads for it, and its folder there.
+OURS = {"smollm2-135m-b179c9523d0e": ("paceline-heads-smollm2-135m", "heads/smollm2-135m")}
 AUTO = "auto"
 FORMAT = 1
 FINGERPRINT = "fingerprint"  # among the tensors of the file
@@ -160,7 +164,7 @@ class TrainedHead(nn.Module):
         """
         path = folder / config_name(cls.kind)
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if facts.pop("format") != FORMAT:
                 raise CheckpointError(f"{path} is of another version of paceline")
         except OSError as error:
@@ -173,13 +177,14 @@ class TrainedHead(nn.Module):
     @classmethod
     def stored_path(cls, target: Target) -> Path:
         """Where training keeps this model's heads of this kind: the user's cache. One lies there itself, several in
-        folders below, such as `k2`."""
+        folders below, such as `k2`.
+        """
         return store.root() / cls.kind / model_key(target)
 
     @classmethod
     def find(cls, target: Target, **wanted: object) -> Path:
-        """The folder of this model's head: the user's own, of several the one trained last, or else the one that
-        comes with paceline, of several the first by name.
+        """The folder of this model's head: the user's own, of several the one trained last, or else one that is
+        installed, of several the first by name.
 
         Args:
             wanted: fields of its configuration that must have these values; those that are None do not count.
@@ -198,8 +203,8 @@ class TrainedHead(nn.Module):
                 return folder
         with_these = "".join(f" with {key} = {value}" for key, value in wanted.items())
         raise OptionError(
-            f"{cls.kind}: there is no trained {cls.title}{with_these} for {target.name}: make one with "
-            f"'paceline train {cls.kind}', or name its folder, as in {cls.kind}:head=FOLDER"
+            f"{cls.kind}: there is no trained {cls.title}{with_these} for {target.name}: {_install(model_key(target))}"
+            f"make one with 'paceline train {cls.kind}', or name its folder, as in {cls.kind}:head=FOLDER"
         )
 
     @classmethod
@@ -238,8 +243,30 @@ class TrainedHead(nn.Module):
         name = config_name(cls.kind)
         own = [path for pattern in (name, f"*/{name}") for path in cls.stored_path(target).glob(pattern)]
         yield from (path.parent for path in sorted(own, key=lambda path: path.stat().st_mtime, reverse=True))
-        for pattern in (f"*/{name}", f"*/*/{name}"):
-            yield from (path.parent for path in sorted(SHIPPED.glob(pattern)))
+        for folder in installed(model_key(target)):
+            for pattern in (name, f"*/{name}"):
+                yield from (path.parent for path in sorted(folder.glob(pattern)))
+
+
+def installed(key: str) -> Iterator[Path]:
+    """Folders of installed packages with heads for the model of that key. The packages are found, not imported."""
+    for package in sorted({point.value for point in entry_points(group=GROUP, name=key)}):
+        try:
+            spec = find_spec(package)
+        except (ImportError, ValueError):  # its parent is not there, or it is no name
+            spec = None
+        folders = spec.submodule_search_locations if spec else None
+        if not folders:
+            log.warning("heads for %s: there is no package %s", key, package)
+        yield from map(Path, folders or ())
+
+
+def _install(key: str) -> str:
+    """How to get heads of ours for the model, for a message, where they are not installed."""
+    if key not in OURS or any(installed(key)):
+        return ""
+    package, folder = OURS[key]
+    return f"get one with 'pip install {package}' (in a checkout of paceline 'pip install ./{folder}'), "
 
 
 def config_name(kind: str) -> str:

@@ -40,14 +40,14 @@ class TreeDrafter(Drafter):
 
     def __init__(self, target: Target, budget: int | str) -> None:
         super().__init__(target)
-        self.auto, self.most = budget == AUTO, most_nodes(budget, target)
+        self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
 
     def remember(self, row: Row) -> Any:
         """What there is to remember of a request that joins; its prompt is in `row.ids`."""
 
-    def propose(self, row: Row, memory: Any, depth: int, least: float) -> TokenTree:
-        """At most `self.most` candidates no deeper than `depth`, which is above 0; none is needed whose score is
-        below `least`. The best come first: of two budgets the smaller one's tree is the beginning of the larger's.
+    def propose(self, row: Row, memory: Any, depth: int, min_score: float) -> TokenTree:
+        """At most `self.max_candidates` of them no deeper than `depth`, which is above 0; none is needed whose score is
+        below `min_score`. The best come first: of two budgets the smaller one's tree is the beginning of the larger's.
         """
         raise NotImplementedError
 
@@ -55,7 +55,7 @@ class TreeDrafter(Drafter):
         """A round's outcome, as for `observe`."""
 
     def max_nodes(self, depth: int) -> int:
-        return self.most
+        return self.max_candidates
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         row.state = TreeState(self.remember(row), Budget(costs_of(self.target)) if self.auto else None)
@@ -70,7 +70,7 @@ class TreeDrafter(Drafter):
             return TokenTree.root(row.ids[-1])
         if state.budget is None:
             return self.propose(row, state.memory, depth, 0.0)
-        return state.budget.choose(self.propose(row, state.memory, depth, state.budget.least(rows)), rows)
+        return state.budget.choose(self.propose(row, state.memory, depth, state.budget.min_score(rows)), rows)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: TreeState = row.state
@@ -79,7 +79,7 @@ class TreeDrafter(Drafter):
         self.learn(row, state.memory, tree, path, out)
 
 
-def most_nodes(budget: int | str, target: Target) -> int:
+def max_candidates(budget: int | str, target: Target) -> int:
     """Most nodes of a tree under an option `budget`. Raises OptionError for what is neither "auto" nor above 0."""
     if budget == AUTO:
         return MOST.get(target.device.type, MOST["cuda"])

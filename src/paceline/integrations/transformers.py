@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Int
@@ -20,15 +20,18 @@ from transformers import (
     StopStringCriteria,
 )
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
-from transformers.generation.streamers import BaseStreamer
 
 from paceline.api import LLM, load, parse_method
 from paceline.decoding.request import Request
-from paceline.decoding.stats import Stats
-from paceline.drafting.base import Drafter
 from paceline.errors import OptionError, require
 from paceline.integrations.padded import BatchRow, Stopping
-from paceline.targets import Target
+
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
+    from paceline.decoding.stats import Stats
+    from paceline.drafting.base import Drafter
+    from paceline.targets import Target
 
 #: What generate hands over besides the ids; paceline keeps a cache of its own and needs no `logits_to_keep`.
 UNDERSTOOD = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
@@ -103,7 +106,7 @@ class CustomGenerate:
         new = stopping.length() - input_ids.shape[1]
         outputs = [torch.tensor(request.output[:new]) for request in requests]
         padded = pad_sequence(outputs, batch_first=True, padding_value=0 if pad is None else int(pad))
-        sequences = cast(LongTensor, torch.cat([input_ids, padded.to(input_ids)], dim=1))
+        sequences = cast("LongTensor", torch.cat([input_ids, padded.to(input_ids)], dim=1))
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=sequences)
         return sequences
@@ -127,7 +130,7 @@ class CustomGenerate:
         return Request(
             ids,
             limit=stopping.max_length - len(row.padding) - len(ids),
-            policy=llm.policy.build(),
+            policy=llm.new_policy(),
             processors=row.processors(processors),
             sampling=sampling,
             eos=tuple(stopping.eos),

@@ -20,7 +20,8 @@ class Setting:
         width: of the target's hidden states; None: it cannot show its last ones.
         draft_width: of the drafter's; None: it has none to show.
         predictors: folders where trained predictors may lie, as `POLICY.safetensors`; the first counts.
-        cost: measures what a round costs by how many tokens it drafts and verifies, in rounds without a draft.
+        cost: of a round by how many tokens it drafts and verifies, in rounds without a draft; as measured where the
+            policy `reads_costs`, else any.
     """
 
     target: str
@@ -28,7 +29,7 @@ class Setting:
     width: int | None
     draft_width: int | None
     predictors: tuple[Path, ...] = ()
-    cost: Callable[[], Callable[[int], float]] = lambda: lambda drafted: 1.0
+    cost: Callable[[int], float] = lambda drafted: 1.0
 
 
 class StoppingPolicy:
@@ -45,9 +46,15 @@ class StoppingPolicy:
     reads_q = False
     #: Whether `begin_round` and `keep` look at hidden states; see `check`.
     reads_hidden = False
+    #: Whether `check` wants to be told what rounds cost here, which somebody must have measured.
+    reads_costs = False
 
     def check(self, setting: Setting) -> None:
-        """The policy is about to run there. Raises OptionError or CheckpointMismatch when it cannot."""
+        """The policy is about to run there, and may remember what it needs of it; asked once, before anything else.
+
+        Raises:
+            OptionError, CheckpointMismatch: it cannot run there.
+        """
 
     def seed(self, seed: int) -> None:
         """Make its random choices repeatable; called once, before the first round, with the request's seed."""

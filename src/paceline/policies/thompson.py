@@ -31,7 +31,7 @@ class ThompsonSampling(StoppingPolicy):
         require(k_max >= 0, f"k_max must be >= 0, not {k_max}")
         valid = cost in (None, AUTO) or (isinstance(cost, int | float) and cost >= 0)
         require(valid, f"cost must be auto, none or a number >= 0, not {cost}")
-        self.limit, self.cost = k_max, cost
+        self.limit, self.cost, self.reads_costs = k_max, cost, cost == AUTO
         self._round: Callable[[int], float] = lambda drafted: 1 + float(cost or 0) * drafted  # its cost
         self.random = Random()
         self._all_accepted = self._tokens = 1.0  # the chance that all drafted are, and the tokens expected
@@ -41,7 +41,7 @@ class ThompsonSampling(StoppingPolicy):
 
     def check(self, setting: Setting) -> None:
         if self.cost == AUTO:
-            self._round = setting.cost()
+            self._round = setting.cost
 
     def theta(self, depth: int) -> float:
         """A draw of theta behind the token drafted at `depth` (step 8)."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.errors import OptionError, require
-from paceline.profiling.profile import Profile
+
+if TYPE_CHECKING:
+    from paceline.profiling.profile import Profile
 
 FORMATS = (".png", ".svg", ".pdf")
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.drafting.base import Drafter
 from paceline.errors import require
+from paceline.files import whole
 from paceline.profiling.roofline import Roofline, measure_roofline, pass_cost
 from paceline.profiling.timing import WIDTHS, Passes, Timing, compare_drafts, compare_passes
 from paceline.targets import Target, store
 from paceline.targets.costs import profile_path
 from paceline.targets.identity import model_key
 from paceline.version import __version__
+
+if TYPE_CHECKING:
+    from paceline.drafting.base import Drafter
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,8 @@ class Profile:
 
     def save(self) -> Path:
         """Write it, whole or not at all. Raises ModelError when the cache cannot be written."""
-        with store.disk_errors(self.path.parent):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".partial", delete=False) as file:
-                try:
-                    json.dump(self.as_dict(), file, indent=1)
-                    file.close()
-                    os.replace(file.name, self.path)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+        with store.disk_errors(self.path.parent), whole(self.path) as partial:
+            partial.write_text(json.dumps(self.as_dict(), indent=1), encoding="utf-8")
         return self.path
 
 

@@ -1,37 +1,25 @@
 """Drafters on a known text: a request goes on as the text does, so that what it costs to draft, and how much of it is
-accepted, can be seen without waiting for a target, and one text judges all drafters and policies."""
+accepted, can be seen without waiting for a target, and one text judges all drafters and policies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
-from paceline.decoding.stats import Clock, Round, Stats
-from paceline.decoding.verify import Outcome, walk
-from paceline.drafting.base import Drafter
-from paceline.drafting.tree import TokenTree
 from paceline.errors import OptionError
-from paceline.policies.base import Setting, StoppingPolicy
-from paceline.targets.identity import model_key
-from paceline.targets.target import Target
+from paceline.profiling.rounds import ready
+from paceline.targets.cache import CacheShape, KVCache
 
-
-class Replay(Request):
-    """Continues `prompt` with `output`, whatever a target thinks of it."""
-
-    def __init__(self, prompt: Sequence[int], output: Sequence[int], policy: StoppingPolicy, seed: int = 0) -> None:
-        super().__init__(prompt, limit=len(output), policy=policy, seed=seed)
-        self.whole = [*prompt, *output]
-
-    @property
-    def plain(self) -> bool:
-        return False
-
-    def verify(self, tree: TokenTree, logits: object) -> Outcome:
-        return walk(tree, [self.whole[len(self.ids) + depth] for depth in tree.depths])
+if TYPE_CHECKING:
+    from paceline.decoding.stats import Stats
+    from paceline.drafting.base import Drafter
+    from paceline.policies.base import StoppingPolicy
+    from paceline.targets.target import Target
 
 
 def replay(
@@ -53,42 +41,56 @@ def replay(
     Raises:
         OptionError: there is no target, and the drafter or the policy needs more of it than its tokens.
     """
-    row = Replay(prompt, output, policy, seed)
-    if target is not None:
-        for _ in Engine(target, drafter).run([row]):
-            pass
-        return row.stats
-    policy.check(_setting(drafter))
-    row.slot = 0
-    drafter.start(_NOTHING)
-    drafter.begin(row, _NOTHING)
-    while not row.finish_reason:
-        clock = Clock()
-        [tree] = drafter.draft([row])
-        clock.lap("draft")
-        outcome = row.verify(tree, None)
-        emitted = row.accept(tree, outcome)
-        accepted = len(outcome.path) - 1
-        policy.observe(tree.depth, accepted)
-        drafter.observe(row, tree, outcome.path, _NOTHING)
-        clock.lap("other")
-        row.stats.rounds.append(
-            Round(tree.drafted, tree.depth, min(accepted, len(emitted)), len(emitted), clock.seconds)
-        )
-    return row.stats
+    ready(policy, drafter, hidden=target is not None)
+    request = Request(prompt, limit=len(output), policy=policy, seed=seed, script=output)
+    engine = _WithoutTarget(drafter) if target is None else Engine(target, drafter)
+    for _ in engine.run([request]):
+        pass
+    return request.stats
 
 
-def _setting(drafter: Drafter) -> Setting:
-    """Without a target there are no hidden states, neither its own nor the drafter's."""
-    from paceline.profiling.rounds import round_cost
+class _WithoutTarget(Engine):
+    """Rounds that compute nothing but the drafts."""
 
-    return Setting(
-        model_key(drafter.target), drafter.source, None, None, drafter.predictors, partial(round_cost, drafter)
-    )
+    def __init__(self, drafter: Drafter) -> None:
+        target: Any = _NoTarget()
+        super().__init__(target, drafter)
+
+    def _allocate(self, rows: int, slots: int) -> None:
+        super()._allocate(rows, slots)
+        self.drafter.start(_NOTHING)  # a drafter that reads the target's cache says so
+
+
+class _NoTarget:
+    """Stands in the engine for a target that computes nothing: its cache has lengths only."""
+
+    device, num_layers = torch.device("cpu"), 0
+
+    def check_fits(self, prompt: int, new: int) -> None:
+        """Any text does."""
+
+    def new_cache(self, rows: int, slots: int) -> KVCache:
+        return KVCache.allocate(CacheShape(0, 1, 1), rows, slots, torch.float32, self.device)
+
+    def prefill(self, ids: Sequence[int], cache: KVCache, taps: object = ()) -> Any:
+        cache.lengths += len(ids)
+        return _NOTHING
+
+    def forward(self, *_: object) -> _NoOutput:
+        return _NoOutput()
+
+
+class _NoOutput:
+    """Stands for what a pass gives."""
+
+    logits = None
+
+    def row(self, row: int, width: int) -> Any:
+        return _NOTHING
 
 
 class _Nothing:
-    """Stands for the target's cache, hidden states and passes, of which there are none."""
+    """Stands for the target's cache, hidden states and logits, of which there are none."""
 
     def __getattr__(self, name: str) -> Any:
         raise OptionError(f"this drafter reads the target's {name}: it can be replayed with the target only")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.profiling.timing import wait
-from paceline.targets import Target
+
+if TYPE_CHECKING:
+    from paceline.targets import Target
 
 BUFFER = 512 << 20  # bytes, more than caches hold
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices multiplied

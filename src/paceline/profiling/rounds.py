@@ -1,57 +1,95 @@
-"""What a round costs, by how many tokens it drafts and verifies."""
+"""What a round costs, by how many tokens it drafts and verifies; and policies that are told of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle, islice
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from paceline.decoding.engine import Engine
+from paceline.decoding.request import Request
 from paceline.drafting.autoregressive import AutoregressiveDrafter
-from paceline.drafting.base import Drafter
+from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.fixed import Fixed
-from paceline.profiling.replay import Replay
 from paceline.targets.costs import CONTEXT, Costs, costs_of
+from paceline.targets.identity import model_key
+
+if TYPE_CHECKING:
+    from paceline.drafting.base import Drafter
 
 DRAFTED, ROUNDS = (0, 1, 2, 4), 6  # tokens of the rounds by which drafting is measured, and rounds of each
 
+Policy = TypeVar("Policy", bound=StoppingPolicy)
+
 #: By drafter, measured once in a process.
-_known_drafts: WeakKeyDictionary[Drafter, Costs] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Drafter, Costs] = WeakKeyDictionary()
 
 
-def draft_costs(drafter: Drafter) -> Costs:
-    """Seconds of a round by what it drafts and verifies, batch 1. Drafters without a model draft in no time."""
-    if drafter not in _known_drafts:
-        seconds = _measure_rounds(drafter) if isinstance(drafter, AutoregressiveDrafter) else {}
-        if len(seconds) < 2:  # nor does one that drafts nothing, as where a tree's budget allows no node
-            passes = costs_of(drafter.target)
-            seconds = {int(width) - 1: passes(int(width)) for width in passes.widths}
-        _known_drafts[drafter] = Costs(seconds)
-    return _known_drafts[drafter]
+def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True) -> Policy:
+    """A policy that has been told where it runs; whatever decodes with one gets it from here.
+
+    What rounds cost is measured if the policy asks for it and nobody has in this process.
+
+    Args:
+        hidden: whether hidden states can be shown: False where there is no target to run.
+
+    Raises:
+        OptionError, CheckpointMismatch: the policy cannot run there.
+    """
+    setting = setting_of(drafter, hidden=hidden)
+    policy.check(replace(setting, cost=round_cost(drafter)) if policy.reads_costs else setting)
+    return policy
+
+
+def setting_of(drafter: Drafter, *, hidden: bool = True) -> Setting:
+    """Where policies of this drafter run, costs aside; `hidden` as of `ready`."""
+    target = drafter.target
+    width = target.config.hidden_size if hidden and target.has_blocks else None
+    draft_width = drafter.hidden_width if hidden else None
+    return Setting(model_key(target), drafter.source, width, draft_width, drafter.predictors)
 
 
 def round_cost(drafter: Drafter) -> Callable[[int], float]:
     """What a round costs by what it drafts and verifies, in rounds without a draft."""
-    costs = draft_costs(drafter)
+    costs = round_seconds(drafter)
     return lambda drafted: costs(drafted) / costs(0)
+
+
+def round_seconds(drafter: Drafter) -> Costs:
+    """Seconds of a round by what it drafts and verifies, batch 1. Drafters without a model draft in no time."""
+    if drafter not in _known:
+        seconds = _measure_rounds(drafter) if isinstance(drafter, AutoregressiveDrafter) else {}
+        if len(seconds) < 2:  # nor does one that drafts nothing, as where a tree's budget allows no node
+            passes = costs_of(drafter.target)
+            seconds = {int(width) - 1: passes(int(width)) for width in passes.widths}
+        _known[drafter] = Costs(seconds)
+    return _known[drafter]
+
+
+class ByTurns(Fixed):
+    """Drafts each of the lengths in `DRAFTED` by turns, forwards and back, so that each comes after others: some leave
+    work for the next round.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(k=max(DRAFTED))
+        self._lengths = cycle([*DRAFTED, *DRAFTED[::-1]])
+        self._wanted = next(self._lengths)
+
+    def more(self, depth: int) -> bool:
+        return depth < self._wanted
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self._wanted = next(self._lengths)
 
 
 def _measure_rounds(drafter: Drafter) -> dict[int, float]:
     """The least seconds of rounds by what they draft. They take turns, so that other work on the machine slows all."""
-
-    class ByTurns(Fixed):
-        length = cycle([*DRAFTED, *DRAFTED[::-1]])  # behind other rounds each time: some leave work for the next
-        wanted = next(length)
-
-        def more(self, depth: int) -> bool:
-            return depth < self.wanted
-
-        def observe(self, drafted: int, accepted: int) -> None:
-            self.wanted = next(self.length)
-
     new = ROUNDS * sum(1 + drafted for drafted in DRAFTED)
-    prompt = max(1, min(CONTEXT, drafter.target.context - new))
-    request = Replay([0] * prompt, [0] * new, ByTurns(k=max(DRAFTED)))
+    prompt = [0] * max(1, min(CONTEXT, drafter.target.context - new))
+    request = Request(prompt, limit=new, policy=ByTurns(), script=[0] * new)
     for _ in islice(Engine(drafter.target, drafter).run([request]), ROUNDS * len(DRAFTED)):
         pass
     least: dict[int, float] = {}

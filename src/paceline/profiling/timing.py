@@ -1,12 +1,13 @@
 """Seconds of target passes and of drafting. Everything measured takes turns, so that a machine whose speed drifts is
-unfair to none."""
+unfair to none.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
-from paceline.drafting.base import Drafter
 from paceline.policies.fixed import Fixed
-from paceline.profiling.replay import Replay
-from paceline.targets import Target
 from paceline.targets.span import Span
+
+if TYPE_CHECKING:
+    from paceline.drafting.base import Drafter
+    from paceline.targets import Target
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 WARM_UP = 2
@@ -96,13 +98,16 @@ class _Lane:
 
 def compare_drafts(drafters: Sequence[Drafter], context: int, repeats: int) -> list[Timing | None]:
     """Of each drafter, on its own target: seconds a drafted token, in rounds that draft a fixed length; None when it
-    proposed nothing."""
+    proposed nothing.
+    """
     rounds = WARM_UP + repeats
     requests, running = [], []
     for drafter in drafters:
         target = drafter.target
         text = _text(target, min(context + rounds * (DRAFT_LENGTH + 1), target.context))
-        requests.append(Replay(text[:context], text[context:], Fixed(k=DRAFT_LENGTH)))
+        output = text[context:]
+        policy = Fixed(k=DRAFT_LENGTH)
+        requests.append(Request(text[:context], limit=len(output), policy=policy, script=output))
         running.append(Engine(target, drafter).run(requests[-1:]))
     for _ in range(rounds):
         for engine in running:

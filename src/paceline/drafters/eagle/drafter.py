@@ -19,7 +19,7 @@ from paceline.drafting.base import Row
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.tree import TokenTree, tree_span
-from paceline.drafting.tree_drafter import most_nodes
+from paceline.drafting.tree_drafter import max_candidates
 from paceline.errors import require
 from paceline.targets.cache import KVCache
 from paceline.targets.costs import costs_of
@@ -50,7 +50,7 @@ class Eagle(AutoregressiveDrafter):
 
     Args:
         head: folder of an EAGLE head, or (from Python) an `EagleHead`, which is taken over; "auto": the one trained on
-            this machine for this model, or else one that comes with paceline.
+            this machine for this model, or else one that is installed.
         k: layers that the head must have, found or given; None: any number.
         tree: 1: a chain. Above: the likeliest `tree` nodes of each level are drafted from, and the likeliest `tree`
             tokens behind each are candidates; chosen, not drawn, even where the output is sampled.
@@ -66,7 +66,7 @@ class Eagle(AutoregressiveDrafter):
         super().__init__(target)
         require(tree >= 1, f"eagle: tree must be >= 1, not {tree}")
         require(k is None or k >= 1, f"eagle: a head has k = 1 layer or more, not {k}")
-        self.auto, self.most = budget == AUTO, most_nodes(budget, target)
+        self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
         made, self.folder = EagleHead.take(head, with_blocks(target, self.source), read_eagle, layers=k)
         self.tokens = made.tokens
         self.tree = min(tree, target.vocab_size if made.tokens is None else len(made.tokens))
@@ -78,7 +78,7 @@ class Eagle(AutoregressiveDrafter):
 
     def max_nodes(self, depth: int) -> int:
         # The head's own cache is as large as the target's, and keeps all nodes that it drafts from.
-        return depth if self.tree == 1 else max(self.most, self.tree * depth)
+        return depth if self.tree == 1 else max(self.max_candidates, self.tree * depth)
 
     def start(self, cache: KVCache) -> None:
         self.forward.start(cache.batch, cache.capacity)
@@ -113,7 +113,7 @@ class Eagle(AutoregressiveDrafter):
         return Step(self.forward.logits(self._features), self._features)
 
     def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
-        trees = [DynamicTree(row.ids[-1], self.tree, self.most) for row in rows]
+        trees = [DynamicTree(row.ids[-1], self.tree, self.max_candidates) for row in rows]
         growing = [row for row in rows if row.room > 0 and row.policy.more(0)]
         depth, first = 0, 0
         while growing:
@@ -152,7 +152,7 @@ class Eagle(AutoregressiveDrafter):
         budget: Budget | None = row.state.budget
         if depth + 1 == row.room or not row.policy.more(depth + 1):
             return False
-        return tree.descend(budget.least(rows, self._seconds) if budget else 0.0)
+        return tree.descend(budget.min_score(rows, self._seconds) if budget else 0.0)
 
     def _chosen(self, row: Row, grown: DynamicTree, rows: int) -> TokenTree:
         state: EagleState = row.state

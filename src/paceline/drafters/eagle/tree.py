@@ -48,13 +48,13 @@ class DynamicTree:
         )
         self._best = _sorted([*self._best, *self._level])[: self.nodes]
 
-    def descend(self, least: float = 0.0) -> bool:
+    def descend(self, min_score: float = 0.0) -> bool:
         """Expand the best that were proposed. False, and nothing happens, where nothing behind them could be among the
-        best, or be as probable as `least`.
+        best, or be as probable as `min_score`.
         """
         best = self._level[0].logp
         full = len(self._best) == self.nodes and best <= self._best[-1].logp
-        if full or math.exp(best) < least:
+        if full or math.exp(best) < min_score:
             return False
         chosen = self._level[: self.width]
         self.origins = [candidate.parent - self.newest[0] for candidate in chosen]

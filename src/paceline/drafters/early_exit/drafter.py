@@ -28,7 +28,7 @@ class EarlyExit(AutoregressiveDrafter):
 
     Args:
         head: folder of the exit head, or (from Python) an `ExitHead`, which is taken over; "auto": the one trained on
-            this machine for this model, or else the one that comes with paceline.
+            this machine for this model, or else the one that is installed.
         tree: 1: a chain. Above: a tree of the `tree` likeliest tokens behind each of the `tree` likeliest nodes of a
             level; chosen, not drawn, even where the output is sampled.
         nodes: most nodes of a tree.

@@ -19,7 +19,7 @@ from paceline.drafting.base import Row
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.tree import TokenTree
-from paceline.drafting.tree_drafter import most_nodes
+from paceline.drafting.tree_drafter import max_candidates
 from paceline.errors import require
 from paceline.targets.costs import costs_of
 from paceline.targets.target import PassOutput, Target
@@ -48,7 +48,7 @@ class Medusa(AutoregressiveDrafter):
 
     Args:
         head: folder of Medusa heads, or (from Python) a `MedusaHead`, which is taken over; "auto": those trained on
-            this machine for this model, or else those that come with paceline.
+            this machine for this model, or else those that are installed.
         k: blocks that each head must have, found or given; None: any number.
         tree: "chain": the likeliest token of each head, or one drawn from it where the output is sampled; "static":
             the same tree of ranks every round, built from the accuracies that training measured; "dynamic": the
@@ -73,7 +73,7 @@ class Medusa(AutoregressiveDrafter):
         require(tree in TREES, f"medusa: tree is {', '.join(TREES)}, not '{tree}'")
         require(k is None or k >= 1, f"medusa: heads have k = 1 block or more, not {k}")
         made, self.folder = MedusaHead.take(head, with_blocks(target, self.source), read_medusa, layers=k)
-        self.auto, self.most = budget == AUTO, most_nodes(budget, target)
+        self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
         self.tree, self.tokens, self.longest = tree, made.tokens, made.config.heads
         self.ranks = min(RANKS, made.config.vocab)
         self.accuracies = [ranks[: self.ranks] for ranks in made.config.accuracies]
@@ -87,7 +87,7 @@ class Medusa(AutoregressiveDrafter):
         self._guesses: Guesses | None = None  # of this round, once they are asked for
 
     def max_nodes(self, depth: int) -> int:
-        return min(depth, self.longest) if self.tree == CHAIN else self.most
+        return min(depth, self.longest) if self.tree == CHAIN else self.max_candidates
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         last = hidden[self.target.num_layers]
@@ -120,8 +120,8 @@ class Medusa(AutoregressiveDrafter):
     def _grow(self, row: Row) -> TokenTree:
         state, tree = row.state, TokenTree.root(row.ids[-1])
         state.length, depth = len(row.ids), self._reach(row)
-        least = state.budget.least(len(self._rows)) if state.budget else 0.0
-        for node in self._nodes(row, depth, least) if depth else ():
+        min_score = state.budget.min_score(len(self._rows)) if state.budget else 0.0
+        for node in self._nodes(row, depth, min_score) if depth else ():
             tree.add(node.token, node.parent, self.source, score=node.score)
         return state.budget.choose(tree, len(self._rows)) if state.budget and depth else tree
 
@@ -138,16 +138,18 @@ class Medusa(AutoregressiveDrafter):
             depth += 1
         return depth
 
-    def _nodes(self, row: Row, depth: int, least: float) -> list[Node]:
+    def _nodes(self, row: Row, depth: int, min_score: float) -> list[Node]:
         scores, best = self.guesses.logits[row.slot, :depth].log_softmax(-1).topk(self.ranks)
         tokens = (best if self.tokens is None else self.tokens[best]).tolist()
         if self.tree == STATIC:
-            nodes = (node for node in self.static(depth) if node.score > least)
+            nodes = (node for node in self.static(depth) if node.score > min_score)
             return [node._replace(token=tokens[node.depth - 1][node.token]) for node in nodes]
         chances = scores.exp().tolist()
-        return likeliest([list(map(Choice, *at)) for at in zip(chances, tokens, strict=True)], self.most, least)
+        return likeliest(
+            [list(map(Choice, *at)) for at in zip(chances, tokens, strict=True)], self.max_candidates, min_score
+        )
 
     def _static(self, depth: int) -> list[Node]:
         """The tree of this depth, with ranks for tokens."""
         ranked = [map(Choice, ranks, range(self.ranks)) for ranks in self.accuracies[:depth]]
-        return likeliest([sorted(choices, reverse=True) for choices in ranked], self.most)
+        return likeliest([sorted(choices, reverse=True) for choices in ranked], self.max_candidates)

@@ -21,13 +21,13 @@ class Node(NamedTuple):
     depth: int
 
 
-def likeliest(choices: Sequence[Sequence[Choice]], nodes: int, least: float = 0.0) -> list[Node]:
+def likeliest(choices: Sequence[Sequence[Choice]], nodes: int, min_score: float = 0.0) -> list[Node]:
     """The `nodes` likeliest paths, each behind its parent: node i here is node i + 1 of a tree, whose root is 0. The
     likeliest come first, so that a smaller tree is the beginning of a larger one.
 
     Args:
         choices: of each depth, the likeliest first.
-        least: no path that scores this or less.
+        min_score: no path that scores this or less.
     """
     found = [Node(1.0, -1, -1, 0)]
     heap: list[tuple[float, int, int]] = []
@@ -36,7 +36,7 @@ def likeliest(choices: Sequence[Sequence[Choice]], nodes: int, least: float = 0.
         above = found[parent]
         if above.depth < len(choices) and rank < len(choices[above.depth]):
             score = above.score * choices[above.depth][rank].chance
-            if score > least:
+            if score > min_score:
                 heappush(heap, (-score, parent, rank))
 
     offer(0, 0)

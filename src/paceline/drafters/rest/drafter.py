@@ -59,12 +59,14 @@ class Rest(TreeDrafter):
         self.longest, self.shortest = longest, shortest
         lookup(self.store, np.zeros(1, np.int64), 1, 1)  # compiled now, not in the first request's round
 
-    def propose(self, row: Row, memory: None, depth: int, least: float) -> TokenTree:
+    def propose(self, row: Row, memory: None, depth: int, min_score: float) -> TokenTree:
         tree = TokenTree.root(row.ids[-1])
         trie = lookup(self.store, np.array(row.ids[-self.longest :], np.int64), self.shortest, depth)
-        order = np.lexsort((np.arange(len(trie.scores)), -trie.scores))[1 : self.most + 1]  # stable, without the root
+        order = np.lexsort((np.arange(len(trie.scores)), -trie.scores))[
+            1 : self.max_candidates + 1
+        ]  # stable, without the root
         place = {0: 0}
-        for node in order[trie.scores[order] >= least].tolist():
+        for node in order[trie.scores[order] >= min_score].tolist():
             parent = place[int(trie.parents[node])]
             place[node] = tree.add(int(trie.tokens[node]), parent, self.source, score=float(trie.scores[node]))
         return tree

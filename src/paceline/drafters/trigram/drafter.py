@@ -106,10 +106,10 @@ class Trigram(TreeDrafter):
         self.rule = Rule(order, token_bits(found.vocab), literal, increment, max_prob, 1.0)
         ranked = BY_VALUE if literal and search == "mcts" else SEARCHES[search]
         turns = iterations if search == "mcts" else 0
-        self.plan = Plan(turns, c1, c2, depth, candidates, self.most, 0.0, ranked, literal)
+        self.plan = Plan(turns, c1, c2, depth, candidates, self.max_candidates, 0.0, ranked, literal)
         self.shared = Overlay(order, half_life=shared or 1.0)
         self.shares, self.adapt, self.window, self.seed = shared > 0, adapt, window, seed
-        self.arena = new_arena(order, turns, self.most)
+        self.arena = new_arena(order, turns, self.max_candidates)
         self._compile()
 
     def _compile(self) -> None:
@@ -136,11 +136,11 @@ class Trigram(TreeDrafter):
         self._adapt(row, memory)
         return memory
 
-    def propose(self, row: Row, memory: Memory, depth: int, least: float) -> TokenTree:
+    def propose(self, row: Row, memory: Memory, depth: int, min_score: float) -> TokenTree:
         tree = TokenTree.root(row.ids[-1])
         width = self.rule.order - 1
         tail = np.array([-1] * (width - len(row.ids)) + row.ids[-width:], np.int64)
-        plan = self.plan._replace(depth=min(depth, self.plan.depth), least=least)
+        plan = self.plan._replace(depth=min(depth, self.plan.depth), min_score=min_score)
         drawn = grow(self._ngrams(memory.overlay), tail, plan, self.arena, memory.random)
         tokens, parents = self.arena.drawn[:, :drawn].tolist()
         for token, parent, score in zip(tokens, parents, self.arena.scores[:drawn].tolist(), strict=True):

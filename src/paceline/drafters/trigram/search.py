@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     depth: int
     candidates: int  # most continuations, that is, leaves of the draft
     nodes: int  # most nodes of the draft
-    least: float  # probability of a path below which it is left out of the draft
+    min_score: float  # probability of a path below which it is left out of the draft
     rank: int  # BY_...
     literal: bool
 
@@ -188,7 +188,7 @@ def _draw(ngrams: Ngrams, arena: SearchArena, used: int, tail: np.ndarray, plan:
                 used = _expand(ngrams, arena, node, used, tail)
             first = int(nodes[node].first)
             for child in range(first, first + nodes[node].width):
-                if nodes[child].path >= plan.least:
+                if nodes[child].path >= plan.min_score:
                     _push(arena.heap, waiting, child, _worth(nodes[child], plan))
                     waiting += 1
         node = -1

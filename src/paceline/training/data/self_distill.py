@@ -147,7 +147,7 @@ class SelfDistillation:
         return Request(
             ids,
             limit=self.config.max_new_tokens,
-            policy=self.llm.policy.build(),
+            policy=self.llm.new_policy(),
             processors=LogitsProcessorList([HybridSampling(len(ids), self.config)]),
             sampling=self.config.temperature > 0,
             eos=self.llm.target.eos,

@@ -14,7 +14,7 @@ from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.policies import POLICIES
-from paceline.profiling.rounds import draft_costs, round_cost
+from paceline.profiling.rounds import round_cost, round_seconds
 from paceline.targets.costs import Costs, set_costs
 from paceline.targets.span import Span
 from paceline.targets.target import BlockTarget, PassOutput, as_target
@@ -56,7 +56,7 @@ def test_with_one_it_is_its_forward_as_well(target: BlockTarget, monkeypatch: py
     cost = round_cost(drafter)
     assert [cost(drafted) for drafted in range(5)] == pytest.approx([1 + 0.35 * drafted for drafted in range(5)])
     measured = now
-    assert draft_costs(drafter)(2) == pytest.approx(1.7)
+    assert round_seconds(drafter)(2) == pytest.approx(1.7)
     assert now == measured > 25
 
 

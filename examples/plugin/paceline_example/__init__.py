@@ -1,0 +1,1 @@
+"""A drafter and a policy for paceline."""
