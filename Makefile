@@ -28,6 +28,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
@@ -51,4 +52,5 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist heads/*/build heads/*/dist .pytest_cache .coverage .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build dist heads/*/build heads/*/dist
+	rm -rf .pytest_cache .coverage .ruff_cache .mypy_cache .import_linter_cache .hypothesis

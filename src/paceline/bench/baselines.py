@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from paceline.api import LLM
 from paceline.bench.methods import Generated, Method
 from paceline.errors import PacelineError, UnsupportedModel, require
 from paceline.targets.loading import first_line, quiet
@@ -17,7 +18,6 @@ from paceline.targets.sources import load_model
 from paceline.targets.tokenizers import check_same_tokenizer
 
 if TYPE_CHECKING:
-    from paceline.api import LLM
     from paceline.decoding.sampling import SamplingParams
 
 

@@ -225,7 +225,7 @@ class _Bench:
                             id=prompt.id,
                             turn=item.turn,
                             allowed=allowed,
-                            **found._asdict(),  # type: ignore[typeddict-item]
+                            **found._asdict(),  # type: ignore[typeddict-item]  # its fields are keys
                         )
 
     def _allowed(self, method: str) -> float:

@@ -48,7 +48,7 @@ def _table(rows: list[ResultRow]) -> Table:
 
 def _number(key: str, form: str) -> Callable[[ResultRow], str | None]:
     def show(row: ResultRow) -> str | None:
-        value = row[key]  # type: ignore[literal-required]
+        value = row[key]  # type: ignore[literal-required]  # one of COLUMNS below
         return None if value is None else format(value, form)
 
     return show

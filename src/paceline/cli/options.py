@@ -159,7 +159,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     flat.__name__, flat.__doc__ = command.__name__, command.__doc__
     flat.__annotations__ = {name: annotation for name, (annotation, _) in flattened.items()}
-    flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # as inspect.signature reads it
         [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
             for name, (annotation, default) in flattened.items()

@@ -12,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from paceline.errors import require
-from paceline.training.heads.feature_store import LIMIT
 from paceline.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from paceline.training.data.dataset import Batch
+
+STORE_LIMIT = 32.0  # GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class TaskOptions:
     objective: str = "distil"
     max_length: int = 1024
     stored: bool = True
-    store_limit: float = LIMIT
+    store_limit: float = STORE_LIMIT
 
     def __post_init__(self) -> None:
         require(self.objective in OBJECTIVES, f"objective must be {', '.join(OBJECTIVES)}, not '{self.objective}'")

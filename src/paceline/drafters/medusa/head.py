@@ -121,10 +121,10 @@ class MedusaHead(TrainedHead):
     @torch.no_grad()
     def set_output(self, matrix: Float[Tensor, "vocab hidden"]) -> None:
         """Make this the vocabulary layer of all heads."""
-        if self.config.vocabulary == OF_TARGET:
+        if self.matrix is None or self.config.vocabulary == OF_TARGET:
             self.matrix = matrix[None]
         else:
-            self.matrix.copy_(matrix)  # type: ignore[union-attr]
+            self.matrix.copy_(matrix)
 
     def probe(self, target: Target) -> Float[Tensor, "tokens hidden"]:
         return probe_features(target)

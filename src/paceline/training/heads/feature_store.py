@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from paceline.errors import DataError, DiskFull, require
 from paceline.files import whole
 from paceline.targets.identity import is_same, model_key
+from paceline.training.task import STORE_LIMIT
 
 if TYPE_CHECKING:
     from paceline.training.data.dataset import Batch, Dataset
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 LARGEST = torch.finfo(torch.float16).max
 PASS = 2048  # tokens at a time
-LIMIT = 32.0  # GB
 ABOUT = "about.safetensors"
 
 
@@ -56,7 +56,7 @@ class FeatureStore:
         layers: FrozenLayers,
         data: Dataset,
         fingerprint: Float[Tensor, "tokens hidden"],
-        limit: float = LIMIT,
+        limit: float = STORE_LIMIT,
         progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
         self.layers, self.data = layers, data
