@@ -47,10 +47,6 @@ class Registry:
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """The options a user may give: the class's keyword-only parameters, with resolved annotations."""
         cls = self.get(name)
-<<<<<<< HEAD
-=======
-        hints = get_type_hints(cls.__init__)  # type: ignore[misc]  # the class's own, which is what is asked for
->>>>>>> strict
         parameters = inspect.signature(cls).parameters.values()
         # Theirs alone are resolved: what else the constructor takes may be imported for type checkers only.
         names = getattr(cls.__init__, "__globals__", {})  # type: ignore[misc]
