@@ -166,7 +166,7 @@ def load(
     verifier: str = "auto",
     dtype: torch.dtype | str | None = None,
     device: str | torch.device = "cpu",
-    tier: str | None = None,
+    tier: str = AUTO,
     exact: bool | None = None,
     **source: Any,
 ) -> LLM:

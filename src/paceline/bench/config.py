@@ -10,7 +10,7 @@ from typing import Any
 from paceline.bench.methods import check_method
 from paceline.decoding.sampling import SamplingParams
 from paceline.errors import require
-from paceline.targets import TIERS
+from paceline.targets import AUTO, check_tier
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class BenchConfig:
     min_p: float = 0.0
     batch: int = 1
     seed: int = 0
-    tier: str | None = None
+    tier: str = AUTO
     device: str = "cpu"
     dtype: str | None = None
     exact: bool | None = None
@@ -74,7 +74,7 @@ class BenchConfig:
         for name in ("batch", "turns", "limit"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1, not {value}")
-        require(self.tier is None or self.tier in TIERS, f"unknown tier '{self.tier}'; there are {', '.join(TIERS)}")
+        check_tier(self.tier)
 
     def sampling(self, temperature: float) -> SamplingParams:
         return SamplingParams(

@@ -45,7 +45,7 @@ class ModelChoice:
         ),
     ] = None
 
-    def target(self, tier: str | None = None) -> Target:
+    def target(self, tier: str = "auto") -> Target:
         from paceline.targets import load_target
 
         return load_target(self.model, tier=tier, exact=self.exact, **self._placement())
@@ -61,9 +61,9 @@ class ModelOptions(ModelChoice):
     """Which model, and how it runs."""
 
     tier: Annotated[
-        str | None,
-        _option("Model", "--tier", help="reference, torch or native; default torch where it runs the model."),
-    ] = None
+        str,
+        _option("Model", "--tier", help="auto (the fastest that runs the model), native, torch or reference."),
+    ] = "auto"
 
     def llm(self, method: MethodOptions) -> LLM:
         from paceline.api import load

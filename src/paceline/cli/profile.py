@@ -25,7 +25,11 @@ def profile(
     source: ModelChoice,
     tier: Annotated[
         list[str] | None,
-        Option("--tier", "--tiers", help="reference, torch or native; several with commas, or given again."),
+        Option(
+            "--tier",
+            "--tiers",
+            help="auto (default), native, torch, reference; several with commas or given again.",
+        ),
     ] = None,
     drafter: Annotated[
         list[str] | None, Option("--drafter", "-d", help="Measure this drafter too; may be given again.")
@@ -50,7 +54,7 @@ def profile(
     for name in tiers:
         check_tier(name, source.exact)
     found = measure(
-        [source.target(name) for name in tiers or (None,)],
+        [source.target(name) for name in tiers or ("auto",)],
         source.model,
         context=context,
         repeats=repeats,

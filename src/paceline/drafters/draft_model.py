@@ -104,8 +104,7 @@ _loaded: WeakValueDictionary[tuple[object, ...], Target] = WeakValueDictionary()
 def _load(name: str, target: Target) -> Target:
     from paceline.targets import load_target  # loading pulls in transformers' auto classes
 
-    tier = target.tier if target.tier == "native" else None  # the draft model may be of another family
-    key = (name, target.dtype, target.device, tier)
+    key = (name, target.dtype, target.device)
     if (found := _loaded.get(key)) is None:
-        found = _loaded[key] = load_target(name, dtype=target.dtype, device=target.device, tier=tier)
+        found = _loaded[key] = load_target(name, dtype=target.dtype, device=target.device)
     return found

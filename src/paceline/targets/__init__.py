@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from paceline.targets.target import Target, as_target
-from paceline.targets.tiers import DEFAULT_TIER, TIERS, check_tier, load_target, make_target
+from paceline.targets.tiers import AUTO, TIERS, check_tier, load_target, make_target
 
-__all__ = ["DEFAULT_TIER", "TIERS", "Target", "as_target", "check_tier", "load_target", "make_target"]
+__all__ = ["AUTO", "TIERS", "Target", "as_target", "check_tier", "load_target", "make_target"]

@@ -23,8 +23,7 @@ TIERS = {
 #: The torch tier's other forms: where exactness is given up (the native tier would gain nothing by it), and on a GPU.
 INEXACT_TORCH = "paceline.targets.torch_tier:make_inexact_torch_target"
 CUDA_TORCH = "paceline.targets.cuda_graphs:make_graph_target"
-#: What a model loaded by name runs on, unless only the reference tier runs it.
-DEFAULT_TIER = "torch"
+AUTO = "auto"  # the fastest tier that runs the model: what a model loaded by name gets
 
 log = logging.getLogger("paceline")
 
@@ -40,6 +39,7 @@ def make_target(
     Where the native tier cannot be built, the torch tier takes its place, and a warning says so.
 
     Args:
+        tier: one of `TIERS`, or "auto": the fastest that runs this model here.
         exact: True insists on `Target.exact`, False takes torch's own attention in the torch tier; None leaves it to
             the tier, which is exact wherever it can be.
 
@@ -48,6 +48,8 @@ def make_target(
         UnsupportedModel: the tier or paceline cannot run this model.
     """
     check_tier(tier, exact)
+    if tier == AUTO:
+        return _fastest(model, tokenizer, exact)
     module, _, function = _made_by(tier, model, exact).partition(":")
     try:
         target: Target = getattr(import_module(module), function)(model, tokenizer)
@@ -57,6 +59,19 @@ def make_target(
     if exact and not target.exact:
         raise _not_exact(tier, target.exactness)
     return target
+
+
+def _fastest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, exact: bool | None) -> Target:
+    """Each tier refuses what it does not run before it takes any weight over."""
+    native = model.device.type == "cpu" and model.dtype == torch.float32 and exact is not False
+    for tier in ["native", "torch"] if native else ["torch"]:
+        try:
+            return make_target(model, tokenizer, tier, exact)
+        except UnsupportedModel as error:
+            refused = error
+    if exact:
+        raise UnsupportedModel(f"{refused}, which is not exact") from refused
+    return make_target(model, tokenizer, "reference")
 
 
 def _made_by(tier: str, model: PreTrainedModel, exact: bool | None) -> str:
@@ -70,34 +85,27 @@ def load_target(
     *,
     dtype: torch.dtype | str | None = None,
     device: str | torch.device = "cpu",
-    tier: str | None = None,
+    tier: str = AUTO,
     exact: bool | None = None,
     **options: Any,
 ) -> Target:
     """A target from a named model, hub id or folder; `options` as for `paceline.targets.sources.load_model`.
 
     Args:
-        tier: default `DEFAULT_TIER`, or "reference" for models that it does not run.
+        tier: see `make_target`.
         exact: see `make_target`.
     """
     from paceline.targets.sources import load_model  # imports transformers' auto classes, which take seconds
 
-    check_tier(tier or DEFAULT_TIER, exact)  # before a model is loaded
+    check_tier(tier, exact)  # before a model is loaded
     model, tokenizer = load_model(name, dtype=dtype, device=device, **options)
-    try:
-        return make_target(model, tokenizer, tier or DEFAULT_TIER, exact)
-    except UnsupportedModel as error:
-        if tier is not None:
-            raise
-        if exact:
-            raise UnsupportedModel(f"{error}, which is not exact") from error
-        return make_target(model, tokenizer, exact=exact)
+    return make_target(model, tokenizer, tier, exact)
 
 
 def check_tier(tier: str, exact: bool | None = None) -> None:
     """Raises OptionError when there is no such tier, or when it is never exact and should be."""
-    if tier not in TIERS:
-        raise OptionError(f"unknown tier '{tier}'; there are {', '.join(TIERS)}")
+    if tier not in (AUTO, *TIERS):
+        raise OptionError(f"unknown tier '{tier}'; there are {', '.join((AUTO, *TIERS))}")
     if exact and tier == "reference":
         raise _not_exact(tier, Target.exactness)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import UnsupportedModel, require
-from paceline.targets import DEFAULT_TIER, make_target
+from paceline.targets import make_target
 from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
 from paceline.targets.tokenizers import fingerprint
@@ -108,7 +108,7 @@ def parameters(module: nn.Module) -> int:
 def fast(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tier: str | None) -> Target:
     """On the tier asked for, or the fastest that runs the model. Nothing here needs exactness."""
     try:
-        return make_target(model, tokenizer, tier or DEFAULT_TIER, exact=False)
+        return make_target(model, tokenizer, tier or "torch", exact=False)
     except UnsupportedModel:
         if tier is not None:
             raise
