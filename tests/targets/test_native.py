@@ -264,6 +264,19 @@ def test_blocks_of_any_scale_on_each_set(kind: Kind) -> None:
     on_each_set(run)
 
 
+def test_the_machines_speed_on_each_set() -> None:
+    """The loops that the roofline is measured by; wider vectors are never much slower."""
+    numbers, before, peaks = torch.ones(1 << 20), build.instruction_set(), []
+    try:
+        for name in build.runnable():
+            build.choose(name)
+            peaks.append(max(build.library().paceline_peak(1) for _ in range(5)))
+            assert build.library().paceline_bandwidth(numbers.data_ptr(), len(numbers), 2) > 1e8
+    finally:
+        build.choose(before)
+    assert peaks[-1] > 0.5 * max(peaks) > 1e7
+
+
 # -- storage -----------------------------------------------------------------------------------------------------------
 def quantised(kind: Kind, outputs: int, inputs: int) -> tuple[Rows, Tensor]:
     """Random blocks, and the floats that gguf makes of them."""
