@@ -172,7 +172,7 @@ def test_a_row_of_a_batch_is_alone(llama: NativeTarget) -> None:
         assert torch.equal(logits[row], chunked(llama, torch.cat([context, ids[row]]), 1)[-5:])
 
 
-# -- the same bits on every instruction set -----------------------------------------------------------------------------
+# -- the same bits on every instruction set ----------------------------------------------------------------------------
 def on_each_set(run: Callable[[], Tensor]) -> None:
     """What `run` returns has the same bits on all instruction sets of this machine."""
     before, results = build.instruction_set(), {}

@@ -150,9 +150,10 @@ class Attention {
         float* scores[TOKENS * HEADS + PER];
         for (int i = first / PER * PER; i < last; i++)
             scores[i] = i < first || i >= first + count ? group.scores[TOKENS * HEADS] : group.score[i];
-        for (int i = first / PER * PER; i < last;) {
+        const float* values = group.values;
+        for (int i = first / PER * PER; i < last; values = nullptr) {
             const int registers = std::min(REGISTERS, (last - i) / PER);
-            SCORES[whole][registers](group.queries[i], PER * MAX_HEAD_DIM, model_.head_dim, group.keys, group.values,
+            SCORES[whole][registers](group.queries[i], PER * MAX_HEAD_DIM, model_.head_dim, group.keys, values,
                                      group.slots, from, to, scores + i);
             i += registers * PER;
         }

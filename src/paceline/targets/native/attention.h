@@ -15,7 +15,7 @@ namespace paceline::PACELINE_ISA {
 constexpr int CHUNK = 128;            // slots whose softmax is computed together
 constexpr int PER = WIDE / LANES;     // queries in a register
 constexpr int REGISTERS = 3;          // x 4 keys: 12 accumulators
-constexpr int QUERIES = 3 * PER;      // x 4 registers of values: 12 accumulators of 16, or 24 of 32
+constexpr int QUERIES = 3 * PER;      // x 4 registers of values: 12 accumulators of 16 registers, or 24 of 32
 
 // The last vector of a row is read up to the row's end only, unless its end is a vector's (WHOLE).
 template <class V, bool WHOLE>
@@ -48,7 +48,8 @@ inline void store_sums(float* const* to, int at, const wf* v) {
         for (int i = 0; i < 4; i++) to[query][at + i] = sums[query * LANES + i] + sums[query * LANES + 4 + i];
 }
 
-// Scores of N registers of queries, `stride` floats apart, against the keys of slots[from .. to-1]; to[query][j].
+// Scores of N registers of queries, `stride` floats apart, against the keys of slots[from .. to-1]. The values, which
+// are read next, are prefetched unless they are null.
 template <int N, bool WHOLE>
 void score(const float* queries, int stride, int dims, const float* keys, const float* values, const int32_t* slots,
            int from, int to, float* const* scores) {
@@ -57,16 +58,18 @@ void score(const float* queries, int stride, int dims, const float* keys, const 
         for (int i = 0; i < 4; i++) {
             const size_t row = (size_t)slots[std::min(j + i, to - 1)] * dims;
             key[i] = keys + row;
-            for (int d = 0; d < dims; d += PANEL) __builtin_prefetch(values + row + d, 0, 2);  // what comes next
+            for (int d = 0; d < dims && values; d += PANEL) __builtin_prefetch(values + row + d, 0, 2);
         }
         wf a[N * 4] = {};
         for (int d = 0; d < dims; d += LANES) {
+            wf query[N];
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) query[n] = keep(load<wf>(queries + n * stride + d * PER));
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) {
                 const wf k = keep(load_key<WHOLE>(key[i], d, dims));
 #pragma GCC unroll 4
-                for (int n = 0; n < N; n++)
-                    a[n * 4 + i] = fma(load<wf>(queries + n * stride + d * PER), k, a[n * 4 + i]);
+                for (int n = 0; n < N; n++) a[n * 4 + i] = fma(query[n], k, a[n * 4 + i]);
             }
         }
 #pragma GCC unroll 4
@@ -83,14 +86,14 @@ void weigh(const float* const* weights, int d, int dims, const float* values, co
     for (int i = 0; i < G * N; i++) a[i] = load<wf>(sums[i / N] + d + i % N * WIDE);
     for (int j = from; j < to; j++) {
         const float* value = values + (size_t)slots[j] * dims;
-        wf v[N];
-#pragma GCC unroll 4
-        for (int i = 0; i < N; i++) v[i] = keep(load_dims<wf, WHOLE>(value, d + i * WIDE, dims));
+        wf weight[G];
 #pragma GCC unroll 6
-        for (int g = 0; g < G; g++) {
-            const wf weight = splat<wf>(weights[g][j]);
+        for (int g = 0; g < G; g++) weight[g] = splat<wf>(weights[g][j]);
 #pragma GCC unroll 4
-            for (int i = 0; i < N; i++) a[g * N + i] = fma(weight, v[i], a[g * N + i]);
+        for (int i = 0; i < N; i++) {
+            const wf v = keep(load_dims<wf, WHOLE>(value, d + i * WIDE, dims));
+#pragma GCC unroll 6
+            for (int g = 0; g < G; g++) a[g * N + i] = fma(weight[g], v, a[g * N + i]);
         }
     }
 #pragma GCC unroll 32

@@ -120,8 +120,9 @@ def _compile(compiler: str, path: Path) -> None:
         for name, flags in sets.items():
             for source in KERNELS:
                 commands[f"{work}/{source}.{name}.o"] = _command(compiler, source, *flags, f"-DPACELINE_ISA={name}")
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # the last set's take longest
-            failed = "".join(pool.map(_errors, [[*command, "-o", made] for made, command in reversed(commands.items())]))
+        whole = [[*command, "-o", made] for made, command in reversed(commands.items())]  # the last set takes longest
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            failed = "".join(pool.map(_errors, whole))
         failed = failed or _errors([compiler, "-shared", "-fopenmp", *commands, "-o", f"{work}/native.so"])
         if failed:
             lines = [line for line in failed.splitlines() if "error" in line.lower()]

@@ -90,12 +90,13 @@ void finish(const Matrix& w, int panel, const float* acc, float* y, Epilogue epi
         for (int i = 0; i < count; i++) sums[i] += w.bias[first + i];
     if (epilogue == SWIGLU) return store(y + first / 2, silu(load<vf>(sums)) * load<vf>(sums + PANEL / 2));
     y += first;
-    if (epilogue == STORE)
-        std::memcpy(y, sums, count * sizeof(float));
-    else if (count == PANEL)  // a constant count, for the compiler
-        for (int i = 0; i < PANEL; i++) y[i] += sums[i];
+    const auto put = [&](int n) {
+        for (int i = 0; i < n; i++) y[i] = epilogue == ADD ? y[i] + sums[i] : sums[i];
+    };
+    if (count == PANEL)
+        put(PANEL);  // a constant, for the compiler
     else
-        for (int i = 0; i < count; i++) y[i] += sums[i];
+        put(count);
 }
 
 template <class S>
@@ -180,7 +181,7 @@ void run(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float
     team.each(groups * slabs.count, 1, [&](int job, int next) {
         const int from = slabs(job / groups), n = slabs(job / groups + 1) - from;
         const int panel = job % groups * together, count = std::min(together, panels - panel);
-        alignas(64) float acc[std::max(SLAB * TILING.together, TILING.fused * PANEL) * PANEL];
+        alignas(64) float acc[std::max(SLAB * TILING.together, TILING.fused * TILING.panels[1]) * PANEL];
         product.compute(panel, count, from, n, acc, product.weights((next + groups) % groups * together));
         for (int t = 0; t < n; t++)
             for (int i = 0; i < count; i++)

@@ -43,17 +43,11 @@ struct StoreBlocks {
     static constexpr int unit = BLOCK, bytes = scales + BLOCK * PANEL * BITS / 8;
     static constexpr int source = 2 + 2 * MINIMUM + BLOCK * BITS / 8;
 
-    // Numbers from digits. AVX-512 needs no conversion, and so leaves the units that convert to the multiply-adds'
-    // neighbours: four bits choose one of sixteen floats, whatever bits stand above them; eight bits, put into the
-    // fraction of 256, make 256 + u. d * (256 + u) - 384 d is d * (u - 128) exactly, as all terms fit into 24 bits.
-    // Elsewhere an odd digit stays where it is in its pair, 2^BITS too large, which a smaller d makes up for.
-#if defined(__AVX512F__)
-    static_assert(BITS == 4 || (BITS == 8 && !MINIMUM));
-    static constexpr int raised = BITS == 8 ? 256 : 0;
-#else
-    static constexpr int raised = 0;
-    wf smaller_d[VECTORS];
-#endif
+    // With 512 bits digits become numbers without a conversion, which would take the multiply-adds' place: four bits
+    // choose one of sixteen floats, whatever bits stand above them; eight bits, put into the fraction of 256, make
+    // 256 + u. d * (256 + u) - 384 d is d * (u - 128) exactly, as all terms fit into 24 bits.
+    static constexpr int raised = WIDE == 16 && BITS == 8 ? 256 : 0;
+    static_assert(!raised || !MINIMUM);
     const uint8_t* p;
     wf d[VECTORS], m[VECTORS];
 
@@ -61,9 +55,6 @@ struct StoreBlocks {
         for (int v = 0; v < VECTORS; v++) {
             d[v] = half(at + v * WIDE * 2);
             m[v] = MINIMUM ? half(at + PANEL * 2 + v * WIDE * 2) : d[v] * splat<wf>(-OFFSET - raised);
-#if !defined(__AVX512F__)
-            smaller_d[v] = d[v] * splat<wf>(1.0f / (1 << BITS));
-#endif
         }
     }
 
@@ -84,11 +75,8 @@ struct StoreBlocks {
                    d[v], m[v]);
 #else
         constexpr uint32_t mask = (1u << BITS) - 1;
-        const bool odd = part % 2 && part != words - 1;
-        const wu u = part == words - 1 ? word >> (32 - BITS)
-                     : odd             ? word >> ((part - 1) * BITS) & (mask << BITS)
-                                       : word >> (part * BITS) & mask;
-        return fma(__builtin_convertvector((wi)u, wf), odd ? smaller_d[v] : d[v], m[v]);
+        const wu u = part == words - 1 ? word >> (32 - BITS) : word >> (part * BITS) & mask;
+        return scale(__builtin_convertvector((wi)u, wf), d[v], m[v]);
 #endif
     }
 

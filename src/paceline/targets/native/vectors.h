@@ -82,13 +82,27 @@ inline vf fma(vf a, vf b, vf c) {
 }
 #endif
 
-// sum += *value * weights. With 512 bits the broadcast is part of the instruction: as one of its own it takes a fourth
-// of the speed away (Zen 4), and gcc makes it one wherever a value is used twice.
+// The two multiply-adds of a matrix product's inner loop, where gcc 12 would otherwise choose badly:
+// sum += *value * weights, in the register that holds `sum`. With 512 bits the broadcast is part of the instruction: one
+// of its own takes a fourth of the speed away (Zen 4), and gcc makes it one wherever a value is used twice.
 inline void add_product(wf& sum, const float* value, wf weights) {
 #if defined(__AVX512F__)
     asm("vfmadd231ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*value), "v"(weights));
+#elif defined(__FMA__)
+    const wf all = splat<wf>(*value);
+    asm("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"(all), "x"(weights));
 #else
     sum = fma(splat<wf>(*value), weights, sum);
+#endif
+}
+
+// u * d + m. With sixteen registers m stays in memory, lest an accumulator has to.
+inline wf scale(wf u, wf d, const wf& m) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+    asm("vfmadd213ps %2, %1, %0" : "+x"(u) : "x"(d), "m"(m));
+    return u;
+#else
+    return fma(u, d, m);
 #endif
 }
 
