@@ -54,7 +54,7 @@ class CMatrix(ctypes.Structure):
 
 
 class Packed:
-    """One matrix made of several over the same inputs, in the layout of gemm.cpp.
+    """One matrix made of several over the same inputs, in the layout of storage.h.
 
     Args:
         parts: the outputs of each. They lie one below the other, or `interleaved` (parts of equal size): eight
