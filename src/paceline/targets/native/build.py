@@ -65,7 +65,8 @@ def library() -> ctypes.CDLL:
 
 def instruction_set() -> str:
     """The one that passes run on."""
-    return library().paceline_chosen_isa().decode()
+    name: bytes = library().paceline_chosen_isa()
+    return name.decode()
 
 
 def choose(name: str) -> None:
@@ -101,7 +102,8 @@ def _instruction_sets() -> dict[str, tuple[str, ...]]:
 
 def _key(compiler: str) -> str:
     """Of everything the library depends on: sources, flags, compiler, torch (whose OpenMP it uses). Not the processor:
-    the library has code for each, and chooses when it is loaded."""
+    the library has code for each, and chooses when it is loaded.
+    """
     here = Path(__file__).parent
     parts = [compiler, *FLAGS, platform.machine(), str(_instruction_sets()), torch.__version__]
     parts.append(subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout)
@@ -111,7 +113,8 @@ def _key(compiler: str) -> str:
 
 def _compile(compiler: str, path: Path) -> None:
     """A process for each source and instruction set, as many at a time as there are cores; then linked and renamed
-    into place."""
+    into place.
+    """
     sets = _instruction_sets()
     listed = "".join(f"ISA({name})" for name in sets)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as work:
@@ -128,7 +131,7 @@ def _compile(compiler: str, path: Path) -> None:
             lines = [line for line in failed.splitlines() if "error" in line.lower()]
             reason = lines[0].strip() if lines else "no message"
             raise NativeUnavailable(f"the native tier could not be compiled with {compiler}: {reason}")
-        os.replace(f"{work}/native.so", path)
+        Path(work, "native.so").replace(path)
 
 
 def _command(compiler: str, source: str, *flags: str) -> list[str]:

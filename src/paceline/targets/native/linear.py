@@ -12,7 +12,8 @@ from paceline.targets.native.storage import Storage
 
 class RoundedLinear:
     """`W x + b` with W in blocks of 8 bits (where its rows are whole blocks): a quarter of the bytes of float32, which
-    is what a draft's time goes into. Not exact, as drafts need not be."""
+    is what a draft's time goes into. Not exact, as drafts need not be.
+    """
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None) -> None:
         packed = Storage("rounded", None, 0, {}).pack({"linear": linear_module(weight, bias)})

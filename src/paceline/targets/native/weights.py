@@ -75,7 +75,7 @@ class Packed:
 
     @property
     def outputs(self) -> int:
-        return self.c.outputs
+        return int(self.c.outputs)
 
     def places(self, part: int) -> Int[Tensor, " rows"]:
         """The outputs that the rows of a part have become."""
