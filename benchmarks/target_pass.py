@@ -8,11 +8,17 @@ store all weights so (`native` takes a GGUF file's own blocks), `torch-inexact` 
     python benchmarks/target_pass.py                          # default model, 256 tokens of context, widths 1 to 64
     python benchmarks/target_pass.py --contexts 256,1024,8184 --widths 1,8 --tiers hf,torch,native,native-fp32
     python benchmarks/target_pass.py --shape 1b --device cuda --dtype bfloat16 --tiers hf,torch
+    python benchmarks/target_pass.py --against OTHER.so       # this build of the native tier and another one, by turns
+
+A library to compare with is what another checkout's `paceline.targets.native.build.library()._name` says. It must have
+the same structures and packed layout: both builds then run on the same weights and caches, and the logits' bits are
+compared. PACELINE_ISA chooses an instruction set of this build.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import time
@@ -22,13 +28,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from paceline.bench.machine import machine
 from paceline.errors import PacelineError
+from paceline.profiling import pass_cost
 from paceline.targets import TIERS, make_target
 from paceline.targets.native import NativeTarget
+from paceline.targets.native.build import instruction_set, library
 from paceline.targets.sources import load_model
 from paceline.targets.span import Span
 from paceline.targets.target import Target
@@ -53,6 +62,9 @@ def main() -> None:
     options = parse()
     if options.threads:
         torch.set_num_threads(options.threads)
+    if options.against:
+        compare(options)
+        return
     runners = {tier: load(tier, options) for tier in options.tiers}
     rows = []
     for batch in options.batches:
@@ -93,6 +105,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--against", metavar="LIBRARY", help="the native tier and this build of it, by turns")
     parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
     return parser.parse_args()
 
@@ -174,6 +187,69 @@ def measure(passes: dict[str, Pass], batch: int, context: int, options: argparse
          "median_ms": 1e3 * median(times), "least_ms": 1e3 * min(times)}
         for (tier, width), times in seconds.items()
     ]  # fmt: skip
+
+
+@torch.inference_mode()
+def compare(options: argparse.Namespace) -> None:
+    """Minima and medians of both builds, and whether they give the same bits."""
+    target: Any = load("native-fp32" if options.tiers == ["native-fp32"] else "native", options)
+    builds = {"other": other_build(options.against, target), "this": target.native._library}
+    threads = torch.get_num_threads()
+    peak = 0.0
+    print(f"{instruction_set()}, {threads} threads; milliseconds a pass")
+    for context in options.contexts:
+        print(f"\n{context} tokens of context, least (median)")
+        print(f"{'k':>4} {'other':>17} {'this':>17} {'ratio':>13} {'GFLOPS':>7} {'of peak':>7}")
+        for width in options.widths:
+            seconds, logits = turns(target, builds, context, width, options)
+            peak = max(peak, *(library().paceline_peak(threads) for _ in range(20)))
+            least = {name: 1e3 * min(times) for name, times in seconds.items()}
+            middle = {name: 1e3 * median(times) for name, times in seconds.items()}
+            rate = pass_cost(target, width, context).flops / least["this"] * 1e3
+            print(
+                f"{width:4} " + " ".join(f"{least[name]:8.2f} ({middle[name]:6.2f})" for name in builds),
+                f"{least['this'] / least['other']:5.2f} ({middle['this'] / middle['other']:5.2f})",
+                f"{rate / 1e9:7.0f} {rate / peak:7.0%}",
+                "" if torch.equal(logits["this"], logits["other"]) else "other BITS",
+                flush=True,
+            )
+    print(f"\npeak: {peak / 1e9:.0f} GFLOPS, of independent multiply-adds")
+
+
+def other_build(path: str, target: Any) -> ctypes.CDLL:
+    build = ctypes.CDLL(path)
+    for name in ("paceline_packed_bytes", "paceline_workspace", "paceline_layers", "paceline_head"):
+        ours = getattr(library(), name)
+        getattr(build, name).restype, getattr(build, name).argtypes = ours.restype, ours.argtypes
+    for matrix in target.native.matrices:
+        if build.paceline_packed_bytes(ctypes.byref(matrix.c)) != matrix.bytes:
+            raise SystemExit(f"{path} packs matrices in another layout")
+    return build
+
+
+def turns(
+    target: Any, builds: dict[str, ctypes.CDLL], context: int, width: int, options: argparse.Namespace
+) -> tuple[dict[str, list[float]], dict[str, torch.Tensor]]:
+    """Seconds of each pass, and the logits, as integers."""
+    draw = torch.Generator().manual_seed(0)
+    span = Span(torch.randint(0, 1000, (1, width), generator=draw), np.full(1, context))
+    cache = target.new_cache(1, context + width)
+    cache.store.normal_(generator=draw)
+    seconds: dict[str, list[float]] = {name: [] for name in builds}
+    logits = {}
+    started = time.perf_counter()
+    for turn in range(options.rounds + 1):
+        for name, build in builds.items():
+            target.native._library = build
+            before = time.perf_counter()
+            out = target.forward(span, cache).logits
+            if turn:  # the first allocates
+                seconds[name].append(time.perf_counter() - before)
+            else:
+                logits[name] = out.view(torch.int32)
+        if turn and time.perf_counter() - started > options.seconds:
+            break
+    return seconds, logits
 
 
 def report(rows: list[dict[str, Any]], tiers: list[str]) -> None:

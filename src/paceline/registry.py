@@ -49,7 +49,7 @@ class Registry:
         cls = self.get(name)
         parameters = inspect.signature(cls).parameters.values()
         # Theirs alone are resolved: what else the constructor takes may be imported for type checkers only.
-        names = getattr(cls.__init__, "__globals__", {})  # type: ignore[misc]
+        names = getattr(cls.__init__, "__globals__", {})  # type: ignore[misc]  # the class's own, which is what is asked for
         return {p.name: _resolved(p, names) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def parse(self, text: str) -> Spec:

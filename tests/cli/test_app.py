@@ -34,10 +34,10 @@ def test_typing_errors_are_instant():
 
 
 def test_nobody_reads_the_output():
-    process = subprocess.Popen([*PROGRAM, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait() == 1
+    with subprocess.Popen([*PROGRAM, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 1
 
 
 def test_interrupted(run, tiny_model_dir, monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
@@ -172,6 +172,111 @@ def test_a_row_of_a_batch_is_alone(llama: NativeTarget) -> None:
         assert torch.equal(logits[row], chunked(llama, torch.cat([context, ids[row]]), 1)[-5:])
 
 
+# -- the same bits on every instruction set ----------------------------------------------------------------------------
+def on_each_set(run: Callable[[], Tensor]) -> None:
+    """What `run` returns has the same bits on all instruction sets of this machine."""
+    before, results = build.instruction_set(), {}
+    try:
+        for name in build.runnable():
+            build.choose(name)
+            results[name] = run().view(torch.int32)
+    finally:
+        build.choose(before)
+    first = next(iter(results.values()))
+    for name, result in results.items():
+        assert torch.equal(result, first), f"{name} differs from {next(iter(results))}"
+
+
+def test_the_fastest_set_is_taken() -> None:
+    assert build.instruction_set() == build.runnable()[-1]
+
+
+def test_every_width_on_each_set(pair: tuple[NativeTarget, Target]) -> None:
+    """Chunked prompts, then passes of 1 to 64 tokens behind them, on both sides of a boundary of attention's chunks."""
+    native, _ = pair
+    ids = random_ids(230)
+
+    def run() -> Tensor:
+        cache, logits = native.new_cache(1, 240), [chunked(native, ids, 37)]
+        native.prefill(ids[:120].tolist(), cache)
+        for width in range(1, 65):
+            logits.append(native.forward(Span(ids[None, 120 : 120 + width], cache.lengths.copy()), cache).logits[0])
+        return torch.cat([*logits, cache.store.flatten()[: 131 * 100].view(-1, 131)])
+
+    on_each_set(run)
+
+
+@pytest.mark.parametrize("length", [0, 61, 125, 256])
+def test_trees_on_each_set(pair: tuple[NativeTarget, Target], length: int) -> None:
+    native, _ = pair
+    tree, context = bushy(), random_ids(length).tolist()
+
+    def run() -> Tensor:
+        cache = native.new_cache(1, length + 16)
+        native.prefill(context, cache)
+        return native.forward(tree_span([tree], cache.lengths, native.device), cache).logits
+
+    on_each_set(run)
+
+
+def test_ragged_batches_on_each_set(llama: NativeTarget) -> None:
+    contexts = [random_ids(length, seed=length).tolist() for length in (3, 150, 40, 129)]
+
+    def run() -> Tensor:
+        batch, logits = llama.new_cache(4, 180), []
+        for row, context in enumerate(contexts):
+            llama.prefill(context, batch.rows(row, row + 1))
+        for width in (1, 2, 5, 16, 25):
+            span = Span(random_ids(4, width), batch.lengths.copy())
+            logits.append(llama.forward(span, batch).logits.flatten(0, 1))
+        return torch.cat(logits)
+
+    on_each_set(run)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+@pytest.mark.parametrize("inputs", [32, 320])
+def test_storages_on_each_set(kind: Kind, inputs: int) -> None:
+    """150 outputs: the last panels are fewer than a tile's."""
+    floats = torch.randn(150, inputs, generator=torch.Generator().manual_seed(0))
+    whole = {Kind.F32: floats, Kind.BF16: floats.bfloat16()}
+    model = head(Rows.of(whole[kind]) if kind in whole else quantised(kind, 150, inputs)[0])
+    hidden = torch.randn(200, inputs, generator=torch.Generator().manual_seed(1))
+    on_each_set(lambda: torch.cat([model.head(hidden[:tokens]) for tokens in (*range(1, 65), 97, 200)]))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+def test_blocks_of_any_scale_on_each_set(kind: Kind) -> None:
+    """Random bits, all finite scales and minima: unpacked as gguf does it, and multiplied alike."""
+    name, draw = gguf.GGMLQuantizationType[kind.name], np.random.default_rng(0)
+    raw = draw.integers(0, 256, (600, 10 * gguf.GGML_QUANT_SIZES[name][1]), dtype=np.uint8)
+    halves = raw.reshape(6000, -1)[:, : 4 if kind == Kind.Q4_1 else 2].view(np.uint16)
+    halves[halves & 0x7C00 == 0x7C00] &= 0x83FF  # infinities become subnormal
+    plain = torch.from_numpy(gguf.quants.dequantize(raw, name))
+    model = head(Rows(kind, 320, torch.from_numpy(raw)))
+    hidden = torch.randn(40, 320, generator=torch.Generator().manual_seed(1))
+
+    def run() -> Tensor:
+        unpacked = model.matrices[-1].rows(torch.arange(600))
+        assert torch.equal(unpacked, plain)
+        return torch.cat([unpacked.flatten(), model.head(hidden).flatten(), model.head(hidden[:1]).flatten()])
+
+    on_each_set(run)
+
+
+def test_the_machines_speed_on_each_set() -> None:
+    """The loops that the roofline is measured by; wider vectors are never much slower."""
+    numbers, before, peaks = torch.ones(1 << 20), build.instruction_set(), []
+    try:
+        for name in build.runnable():
+            build.choose(name)
+            peaks.append(max(build.library().paceline_peak(1) for _ in range(5)))
+            assert build.library().paceline_bandwidth(numbers.data_ptr(), len(numbers), 2) > 1e8
+    finally:
+        build.choose(before)
+    assert peaks[-1] > 0.5 * max(peaks) > 1e7
+
+
 # -- storage -----------------------------------------------------------------------------------------------------------
 def quantised(kind: Kind, outputs: int, inputs: int) -> tuple[Rows, Tensor]:
     """Random blocks, and the floats that gguf makes of them."""
@@ -307,11 +412,23 @@ with torch.inference_mode():
 
 
 def test_portable_code_built_by_two_processes_at_once(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(build.PORTABLE, "1")
+    monkeypatch.setenv(build.FORCED, build.runnable()[0])
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     both = [subprocess.Popen([sys.executable, "-c", CHECK], stderr=subprocess.PIPE, text=True) for _ in range(2)]
     assert [(process.communicate()[1], process.returncode) for process in both] == [("", 0)] * 2
     assert [path.suffix for path in sorted((cache_dir / "native").iterdir())] == [".lock", ".so"]
+
+
+def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.FORCED, "avx1024")
+    build.library.cache_clear()
+    try:
+        with pytest.raises(OptionError) as error:
+            build.library()
+    finally:
+        build.library.cache_clear()
+    assert "no instruction set 'avx1024' (PACELINE_ISA)" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import gguf
 import numpy as np
@@ -95,7 +95,7 @@ class _Directory:
         start = -(-file.tell() // step) * step
         self.tensors = {name: found._replace(offset=found.offset + start) for name, found in listed}
 
-    def _read(self, layout: str) -> tuple:
+    def _read(self, layout: str) -> tuple[Any, ...]:
         return struct.unpack("<" + layout, self._file.read(struct.calcsize("<" + layout)))
 
     def _text(self) -> str:

@@ -1,4 +1,4 @@
-"""Compiles the C++ sources on first use, into the cache."""
+"""Compiles the C++ sources on first use, into the cache: once for each instruction set, into one library."""
 
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch  # before the library: it then shares torch's OpenMP threads instead of bringing its own
 from filelock import FileLock
 
-from paceline.errors import NativeUnavailable
+from paceline.errors import NativeUnavailable, OptionError
 from paceline.targets import store
 
-SOURCES = ("gemm.cpp", "attention.cpp", "pass.cpp")
-HEADERS = ("native.h", "team.h")
+# Compiled for every instruction set, those that take longest last; and once for any machine.
+KERNELS, COMMON = ("roofline.cpp", "pass.cpp", "attention.cpp", "gemm.cpp"), "library.cpp"
+HEADERS = ("native.h", "kernels.h", "vectors.h", "storage.h", "tiles.h", "attention.h", "team.h")
 # No contraction: a product and a sum are fused where the source says so and nowhere else (see native.h).
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
-PORTABLE = "PACELINE_NATIVE_PORTABLE"  # set to 1: plain code for any machine of the architecture, no AVX2
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "dq", "bw", "vl")))
+# By architecture, the slowest first; the library takes the last that the machine has.
+INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {"portable": (), "avx2": _AVX2, "avx512": _AVX512},
+    "aarch64": {"neon": ()},
+}
+FORCED = "PACELINE_ISA"  # environment variable: an instruction set to run on instead
 
 
 @functools.cache
@@ -31,76 +40,124 @@ def library() -> ctypes.CDLL:
 
     Raises:
         NativeUnavailable: no C++20 compiler with OpenMP, or it failed.
+        OptionError: the instruction set that the environment names is not there.
     """
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None)
     if compiler is None:
         raise NativeUnavailable(
             "the native tier needs a C++ compiler with OpenMP (g++ or clang++), and none is installed"
         )
-    portable = os.environ.get(PORTABLE) == "1"
-    flags = FLAGS if portable else (*FLAGS, "-march=native")
     folder = store.root() / "native"
-    path = folder / f"{_key(compiler, flags)}.so"
+    path = folder / f"{_key(compiler)}.so"
     try:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_suffix(".lock")):
                 if not path.exists():  # else another process built it while we waited
-                    _compile(compiler, flags, path)
-        return _declare(ctypes.CDLL(str(path)))
+                    _compile(compiler, path)
+        loaded = _declare(ctypes.CDLL(str(path)))
     except OSError as error:
         raise NativeUnavailable(f"the native tier cannot be built or loaded: {error}") from error
+    if name := os.environ.get(FORCED):
+        _choose(loaded, name)
+    return loaded
 
 
-def _key(compiler: str, flags: tuple[str, ...]) -> str:
-    """Of everything the library depends on: sources, flags, compiler, CPU, torch (whose OpenMP it uses)."""
+def instruction_set() -> str:
+    """The one that passes run on."""
+    name: bytes = library().paceline_chosen_isa()
+    return name.decode()
+
+
+def choose(name: str) -> None:
+    """Run all passes of this process on an instruction set of `INSTRUCTION_SETS`, for tests and measurements: results
+    are the same on each.
+
+    Raises:
+        OptionError: the library or the machine has none of this name.
+    """
+    _choose(library(), name)
+
+
+def runnable() -> list[str]:
+    """The instruction sets that this machine has, the slowest first."""
+    return _runnable(library())
+
+
+def _choose(loaded: ctypes.CDLL, name: str) -> None:
+    if not loaded.paceline_choose_isa(name.encode()):
+        raise OptionError(
+            f"no instruction set '{name}' ({FORCED}) on this machine; there are {', '.join(_runnable(loaded))}"
+        )
+
+
+def _runnable(loaded: ctypes.CDLL) -> list[str]:
+    return [name for name in _instruction_sets() if loaded.paceline_has_isa(name.encode())]
+
+
+def _instruction_sets() -> dict[str, tuple[str, ...]]:
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine())
+    return INSTRUCTION_SETS.get(machine, {"portable": ()})
+
+
+def _key(compiler: str) -> str:
+    """Of everything the library depends on: sources, flags, compiler, torch (whose OpenMP it uses). Not the processor:
+    the library has code for each, and chooses when it is loaded.
+    """
     here = Path(__file__).parent
-    parts = [compiler, *flags, _cpu(), torch.__version__]
+    parts = [compiler, *FLAGS, platform.machine(), str(_instruction_sets()), torch.__version__]
     parts.append(subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout)
-    parts += [(here / name).read_text() for name in (*SOURCES, *HEADERS)]
+    parts += [(here / name).read_text() for name in (*KERNELS, COMMON, *HEADERS)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _cpu() -> str:
-    """What `-march=native` depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.lower().startswith(("flags", "features")))
-    except (OSError, StopIteration):
-        return platform.machine() + platform.processor()
-
-
-def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
-    """All sources at once, one process each, then linked and renamed into place."""
-    here = Path(__file__).parent
+def _compile(compiler: str, path: Path) -> None:
+    """A process for each source and instruction set, as many at a time as there are cores; then linked and renamed
+    into place.
+    """
+    sets = _instruction_sets()
+    listed = "".join(f"ISA({name})" for name in sets)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as work:
-        objects = [f"{work}/{name}.o" for name in SOURCES]
-        jobs = [
-            subprocess.Popen([compiler, *flags, "-c", str(here / name), "-o", made], stderr=subprocess.PIPE, text=True)
-            for name, made in zip(SOURCES, objects, strict=True)
-        ]
-        link = [compiler, "-shared", "-fopenmp", *objects, "-o", f"{work}/native.so"]
-        errors = [job.communicate()[1] for job in jobs]
-        if not any(job.returncode for job in jobs):
-            done = subprocess.run(link, stderr=subprocess.PIPE, text=True)
-            if done.returncode == 0:
-                os.replace(f"{work}/native.so", path)
-                return
-            errors = [done.stderr]
-        lines = [line for line in "\n".join(errors).splitlines() if "error" in line.lower()]
-        reason = lines[0].strip() if lines else "no message"
-        raise NativeUnavailable(f"the native tier could not be compiled with {compiler}: {reason}")
+        # The linker keeps the first copy of an inline function of the standard library: it must run anywhere.
+        commands = {f"{work}/library.o": _command(compiler, COMMON, f"-DPACELINE_ISAS={listed}")}
+        for name, flags in sets.items():
+            for source in KERNELS:
+                commands[f"{work}/{source}.{name}.o"] = _command(compiler, source, *flags, f"-DPACELINE_ISA={name}")
+        whole = [[*command, "-o", made] for made, command in reversed(commands.items())]  # the last set takes longest
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            failed = "".join(pool.map(_errors, whole))
+        failed = failed or _errors([compiler, "-shared", "-fopenmp", *commands, "-o", f"{work}/native.so"])
+        if failed:
+            lines = [line for line in failed.splitlines() if "error" in line.lower()]
+            reason = lines[0].strip() if lines else "no message"
+            raise NativeUnavailable(f"the native tier could not be compiled with {compiler}: {reason}")
+        Path(work, "native.so").replace(path)
+
+
+def _command(compiler: str, source: str, *flags: str) -> list[str]:
+    return [compiler, *FLAGS, *flags, "-c", str(Path(__file__).parent / source)]
+
+
+def _errors(command: list[str]) -> str:
+    """What a command that failed has said."""
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    return (done.stderr or "no message\n") if done.returncode else ""
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     for name, result, *arguments in (
+        ("paceline_has_isa", ctypes.c_bool, text),
+        ("paceline_choose_isa", ctypes.c_bool, text),
+        ("paceline_chosen_isa", text),
         ("paceline_packed_bytes", ctypes.c_size_t, pointer),
         ("paceline_pack", None, pointer, pointer, ctypes.c_int64, pointer, integer, pointer),
         ("paceline_workspace", ctypes.c_size_t, pointer, pointer),
         ("paceline_rows", ctypes.c_bool, pointer, pointer, integer, pointer),
         ("paceline_layers", None, pointer, pointer, integer, integer, pointer, pointer),
         ("paceline_head", None, pointer, pointer, integer, integer, pointer, pointer),
+        ("paceline_peak", ctypes.c_double, integer),
+        ("paceline_bandwidth", ctypes.c_double, pointer, ctypes.c_int64, integer),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

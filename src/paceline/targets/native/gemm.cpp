@@ -1,168 +1,85 @@
 // Matrix products y[token][output] = sum_k x[token][k] * w[output][k], for 1 to a few hundred tokens.
 //
 // Blocking. A matrix is packed into panels of 16 outputs: for each k the 16 weights lie side by side, so that lanes are
-// outputs and every output is ONE chain of fused multiply-adds over k = 0, 1, 2, ...: the same bits at any width, in
-// any storage that represents the same weights. The micro-kernel keeps up to 6 tokens x 16 outputs (12 accumulators)
-// in registers. A job is one panel for up to 96 tokens, so that weights stream from memory once:
-//   narrow: dequantise in registers, each weight used for all tokens (one token alone takes two panels at a time, as
-//           one panel's two chains of additions would wait for themselves);
-//   wide:   256 k at a time (16 KiB of weights, in L1), dequantised to floats first, over all tiles of 6 tokens;
-//           accumulators are carried from one such piece to the next, which leaves the chain as it is.
+// outputs and every output is ONE chain of fused multiply-adds over k = 0, 1, 2, ...: the same bits at any width, on
+// any instruction set, in any storage that represents the same weights. The micro-kernel keeps a tile of tokens x
+// panels in registers (tiles.h says which). A job is one tile's panels for up to 96 tokens, so that weights stream
+// from memory once, while those of the thread's next job are prefetched:
+//   narrow: unpacked in registers, each weight used for all tokens of a tile;
+//   wide:   some inputs at a time, unpacked to floats in the L1 cache first, over all tiles; accumulators are carried
+//           from one such piece to the next, which leaves the chain as it is.
 #include <algorithm>
+#include <array>
 #include <type_traits>
+#include <utility>
 
-#include "native.h"
+#include "kernels.h"
+#include "storage.h"
+#include "tiles.h"
 
-namespace paceline {
+namespace paceline::PACELINE_ISA {
 namespace {
 
-constexpr int TILE = 6, SLAB = 96, PIECE = 256, AHEAD = 2048;
-
-// Eight fp16 numbers; exact for all finite values.
-inline vf half(const uint8_t* eight) {
-#if defined(__F16C__)
-    return (vf)_mm256_cvtph_ps(load<__m128i>(eight));
-#endif
-    vh h = load<vh>(eight);
-    vu wide = __builtin_convertvector(h, vu);
-    vf magnitude = (vf)((wide & 0x7fffu) << 13) * splat(0x1p112f);
-    return (vf)((vu)magnitude | ((wide & 0x8000u) << 16));
-}
-
-// -- storages: how `unit` inputs of a panel lie in `bytes` bytes, and how to get the weights of input i, vector v -----
-struct StoreF32 {
-    static constexpr int unit = 8, bytes = unit * PANEL * 4, fused = TILE;
-    const uint8_t* p;
-    explicit StoreF32(const uint8_t* at) : p(at) {}
-    vf get(int i, int v) const { return load<vf>(p + (i * PANEL + v * LANES) * 4); }
-
-    static void write(uint8_t* to, const uint8_t* row, int k, int count, int lane) {
-        for (int i = 0; i < count; i++) std::memcpy(to + (i * PANEL + lane) * 4, row + (k + i) * 4, 4);
-    }
+struct Ahead {  // what a kernel prefetches: `step` bytes a unit, from `at` on
+    const uint8_t* at;
+    int step;
 };
 
-struct StoreBF16 {  // a 32-bit lane holds the weights of two inputs
-    static constexpr int unit = 8, bytes = unit * PANEL * 2, fused = TILE;
-    const uint8_t* p;
-    explicit StoreBF16(const uint8_t* at) : p(at) {}
-    vf get(int i, int v) const {
-        vu pair = load<vu>(p + (i / 2 * PANEL + v * LANES) * 4);
-        return (vf)(i % 2 ? pair & 0xffff0000u : pair << 16);
-    }
-    static void write(uint8_t* to, const uint8_t* row, int k, int count, int lane) {
-        for (int i = 0; i < count; i++)
-            std::memcpy(to + (i / 2 * PANEL + lane) * 4 + i % 2 * 2, row + (k + i) * 2, 2);
-    }
-};
-
-// GGUF's blocks of 32 inputs are all w = d * u + m with unsigned u of 4 or 8 bits (Q8_0: u = q + 128, m = -128 d; Q4_0:
-// m = -8 d). d * u has at most 19 significant bits, so the fused multiply-add rounds as gguf's d * q + m does.
-// A 32-bit lane holds 8 or 4 successive u of one output; the odd ones of a byte pair stay where they are, times 2^-BITS.
-template <int BITS, int OFFSET, bool MINIMUM>
-struct StoreBlocks {
-    static constexpr int scales = PANEL * 2 * (1 + MINIMUM), words = 32 / BITS;  // inputs in a word
-    static constexpr int unit = BLOCK, bytes = scales + BLOCK * PANEL * BITS / 8, fused = TILE - 1;
-    static constexpr int source = 2 + 2 * MINIMUM + BLOCK * BITS / 8;
-    const uint8_t* p;
-    vf d[2], shifted_d[2], m[2];
-    explicit StoreBlocks(const uint8_t* at) : p(at + scales) {
-        for (int v = 0; v < 2; v++) {
-            d[v] = half(at + v * LANES * 2);
-            shifted_d[v] = d[v] * splat(1.0f / (1 << BITS));
-            m[v] = MINIMUM ? half(at + PANEL * 2 + v * LANES * 2) : d[v] * splat(-OFFSET);
-        }
-    }
-    vf get(int i, int v) const {
-        vu word = load<vu>(p + (i / words * PANEL + v * LANES) * 4);
-        constexpr uint32_t mask = (1u << BITS) - 1;
-        int part = i % words;
-        bool odd = part % 2 && part != words - 1;
-        vu u = part == words - 1 ? word >> (32 - BITS)
-               : odd             ? word >> ((part - 1) * BITS) & (mask << BITS)
-                                 : word >> (part * BITS) & mask;
-        return fma(__builtin_convertvector((vi)u, vf), odd ? shifted_d[v] : d[v], m[v]);
-    }
-
-    static void write(uint8_t* to, const uint8_t* row, int k, int, int lane) {
-        const uint8_t* block = row + (size_t)(k / BLOCK) * source;
-        std::memcpy(to + lane * 2, block, 2);
-        if (MINIMUM) std::memcpy(to + (PANEL + lane) * 2, block + 2, 2);
-        const uint8_t* q = block + 2 + 2 * MINIMUM;
-        for (int i = 0; i < BLOCK; i += words) {
-            uint32_t word = 0;
-            for (int j = 0; j < words; j++) {
-                int e = i + j;
-                uint32_t u = BITS == 8 ? (uint8_t)(q[e] + OFFSET) : e < 16 ? q[e] & 15 : q[e - 16] >> 4;
-                word |= u << (j * BITS);
-            }
-            std::memcpy(to + scales + (i / words * PANEL + lane) * 4, &word, 4);
-        }
-    }
-};
-
-template <class Run>
-auto with_storage(int32_t kind, Run run) {
-    switch (kind) {
-        case BF16: return run.template operator()<StoreBF16>();
-        case Q8_0: return run.template operator()<StoreBlocks<8, 128, false>>();
-        case Q4_0: return run.template operator()<StoreBlocks<4, 8, false>>();
-        case Q4_1: return run.template operator()<StoreBlocks<4, 0, true>>();
-        default: return run.template operator()<StoreF32>();
-    }
-}
-
-// -- micro-kernel: acc[token][16 P outputs] += x * w over `count` inputs, M tokens x P panels ---------------------
-template <class S, int M, int P, int HINT = 3>
-void kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int count, float* acc, const uint8_t* ahead,
-            int step) {
-    vf a[M * P * 2];
-#pragma GCC unroll 16
-    for (int i = 0; i < M * P * 2; i++) a[i] = load<vf>(acc + i * LANES);
-    for (int k = 0; k < count; k += S::unit, w += S::bytes, ahead += step) {
-        for (int line = 0; line < step; line += 64)
-            for (int panel = 0; panel < P; panel++) __builtin_prefetch(ahead + panel * panel_bytes + line, 0, HINT);
-        const S units[] = {S(w), S(w + (P - 1) * panel_bytes)};
-#pragma GCC unroll 32
-        for (int i = 0; i < S::unit; i++) {
+// acc[token][16 P outputs] += x * w over `count` inputs, M tokens x P panels that lie `panel_bytes` apart.
+template <class S, int M, int P>
+void kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int count, float* acc, Ahead ahead) {
+    wf a[M * P * VECTORS];
+#pragma GCC unroll 64
+    for (int i = 0; i < M * P * VECTORS; i++) a[i] = load<wf>(acc + i * WIDE);
+    for (int k = 0; k < count; k += S::unit, w += S::bytes, ahead.at += ahead.step) {
+        for (int line = 0; line < ahead.step; line += 64) __builtin_prefetch(ahead.at + line, 0, 2);
+        const auto units = [&]<size_t... I>(std::index_sequence<I...>) {
+            return std::array<S, P>{S(w + I * panel_bytes)...};
+        }(std::make_index_sequence<P>());
+        for (int turn = 0; turn < S::unit; turn += TURN) {
+#pragma GCC unroll 8
+            for (int i = 0; i < TURN; i++) {
+#pragma GCC unroll 4
+                for (int panel = 0; panel < P; panel++) {
+                    wf weights[VECTORS];
 #pragma GCC unroll 2
-            for (int panel = 0; panel < P; panel++) {
-                vf low = keep(units[panel].get(i, 0)), high = keep(units[panel].get(i, 1));
-#pragma GCC unroll 6
-                for (int m = 0; m < M; m++) {
-                    vf value = splat(x[(size_t)m * ldx + k + i]), *sums = a + (m * P + panel) * 2;
-                    sums[0] = fma(value, low, sums[0]);
-                    sums[1] = fma(value, high, sums[1]);
+                    for (int v = 0; v < VECTORS; v++) weights[v] = keep(units[panel].get(turn, i, v));
+#pragma GCC unroll 16
+                    for (int m = 0; m < M; m++) {
+                        const float* value = x + (size_t)m * ldx + k + turn + i;
+                        wf* sums = a + (m * P + panel) * VECTORS;
+#pragma GCC unroll 2
+                        for (int v = 0; v < VECTORS; v++) add_product(sums[v], value, weights[v]);
+                    }
                 }
             }
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < M * P * 2; i++) store(acc + i * LANES, a[i]);
+#pragma GCC unroll 64
+    for (int i = 0; i < M * P * VECTORS; i++) store(acc + i * WIDE, a[i]);
 }
 
-using Kernel = void (*)(const uint8_t*, size_t, const float*, int, int, float*, const uint8_t*, int);
+using Kernel = void (*)(const uint8_t*, size_t, const float*, int, int, float*, Ahead);
+using Column = std::array<Kernel, MOST + 1>;  // by tokens
 
+// Tiles of one panel, and of as many as the tiling says: `panels[tokens]`.
 template <class S>
-constexpr Kernel kernels[TILE + 1] = {nullptr,         kernel<S, 1, 1>, kernel<S, 2, 1>, kernel<S, 3, 1>,
-                                      kernel<S, 4, 1>, kernel<S, 5, 1>, kernel<S, 6, 1>};
-constexpr Kernel wide[TILE + 1] = {nullptr,
-                                   kernel<StoreF32, 1, 1, 2>,
-                                   kernel<StoreF32, 2, 1, 2>,
-                                   kernel<StoreF32, 3, 1, 2>,
-                                   kernel<StoreF32, 4, 1, 2>,
-                                   kernel<StoreF32, 5, 1, 2>,
-                                   kernel<StoreF32, 6, 1, 2>};
+constexpr Column single = []<size_t... I>(std::index_sequence<I...>) {
+    return Column{nullptr, kernel<S, I + 1, 1>...};
+}(std::make_index_sequence<TILING.largest()>());
 template <class S>
-void expand(const uint8_t* w, int count, float* to) {
-    for (int k = 0; k < count; k += S::unit, w += S::bytes) {
-        S unit(w);
-#pragma GCC unroll 32
-        for (int i = 0; i < S::unit; i++)
-            for (int v = 0; v < 2; v++) store(to + (size_t)(k + i) * PANEL + v * LANES, unit.get(i, v));
-    }
+constexpr Column several = []<size_t... I>(std::index_sequence<I...>) {
+    return Column{nullptr, kernel<S, I + 1, TILING.panels[I + 1]>...};
+}(std::make_index_sequence<TILING.largest()>());
+template <int P>
+constexpr Column on_floats = []<size_t... I>(std::index_sequence<I...>) {
+    return Column{nullptr, kernel<StoreF32, I + 1, P>...};
+}(std::make_index_sequence<TILING.tokens>());
+
+template <class V>
+inline V silu(V x) {
+    return x / (splat<V>(1.0f) + exp(-x));
 }
-
-inline vf silu(vf x) { return x / (splat(1.0f) + exp(-x)); }
 
 // One token's 16 sums of panel `panel` to where they belong.
 void finish(const Matrix& w, int panel, const float* acc, float* y, Epilogue epilogue) {
@@ -171,51 +88,104 @@ void finish(const Matrix& w, int panel, const float* acc, float* y, Epilogue epi
     for (int i = 0; i < PANEL; i++) sums[i] = acc[i];
     if (w.bias)
         for (int i = 0; i < count; i++) sums[i] += w.bias[first + i];
-    if (epilogue == SWIGLU) return store(y + first / 2, silu(load<vf>(sums)) * load<vf>(sums + LANES));
+    if (epilogue == SWIGLU) return store(y + first / 2, silu(load<vf>(sums)) * load<vf>(sums + PANEL / 2));
     y += first;
-    if (epilogue == STORE)
-        std::memcpy(y, sums, count * sizeof(float));
-    else if (count == PANEL)  // a constant count, for the compiler
-        for (int i = 0; i < PANEL; i++) y[i] += sums[i];
+    const auto put = [&](int n) {
+        for (int i = 0; i < n; i++) y[i] = epilogue == ADD ? y[i] + sums[i] : sums[i];
+    };
+    if (count == PANEL)
+        put(PANEL);  // a constant, for the compiler
     else
-        for (int i = 0; i < count; i++) y[i] += sums[i];
+        put(count);
 }
 
 template <class S>
-void run(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue) {
-    constexpr bool plain = std::is_same_v<S, StoreF32>;
-    const int inputs = round_up(w.inputs, BLOCK), panels = (w.outputs + PANEL - 1) / PANEL;
-    const size_t panel_bytes = (size_t)(inputs / S::unit) * S::bytes;
-    const bool fused = tokens <= S::fused;
-    const int together = tokens == 1 ? 2 : 1, groups = (panels + together - 1) / together;
-    const int slabs = (tokens + SLAB - 1) / SLAB;
-    const int grain = std::max(1, groups * slabs / (team.threads * 8));
-    team.each(groups * slabs, grain, [&](int job) {
-        const int slab = job / groups, panel = job % groups * together, pair = std::min(together, panels - panel);
-        const int from = (int64_t)tokens * slab / slabs, n = (int64_t)tokens * (slab + 1) / slabs - from;
-        const uint8_t* weights = w.data + panel * panel_bytes;
-        alignas(64) float acc[SLAB * PANEL], floats[PIECE * PANEL];
-        std::memset(acc, 0, sizeof(float) * PANEL * n * pair);
-        if (fused) {
-            const Kernel compute = pair == 2 ? kernel<S, 1, 2> : kernels<S>[n];
-            compute(weights, panel_bytes, x, ldx, inputs, acc, weights + AHEAD, S::bytes);
-        } else {
-            const int tiles = (n + TILE - 1) / TILE, pieces = (inputs + PIECE - 1) / PIECE;
-            for (int i = 0; i < pieces; i++) {
-                const int k = inputs / BLOCK * i / pieces * BLOCK, piece = inputs / BLOCK * (i + 1) / pieces * BLOCK - k;
-                const int bytes = piece / S::unit * S::bytes, units = piece / StoreF32::unit;
-                const int step = round_up(bytes / (units * tiles), 64);
-                const uint8_t *at = weights + (size_t)(k / S::unit) * S::bytes, *next = at + bytes;
-                if (!plain) expand<S>(at, piece, floats), at = (const uint8_t*)floats;
-                for (int tile = 0; tile < tiles; tile++, next += step * units) {
-                    const int t = n * tile / tiles, m = n * (tile + 1) / tiles - t;
-                    wide[m](at, 0, x + (size_t)(from + t) * ldx + k, ldx, piece, acc + t * PANEL, next, step);
-                }
+class Product {
+  public:
+    Product(const Matrix& w, const float* x, int ldx, int tokens) : w_(w), x_(x), ldx_(ldx), tokens_(tokens) {}
+
+    // Panels of a job.
+    int together() const { return fused() ? TILING.panels[tiles(tokens_).largest()] : TILING.together; }
+
+    // acc[token][panels * 16] = sums of tokens from .. from + n - 1; `next` are the weights to prefetch.
+    void compute(int panel, int panels, int from, int n, float* acc, const uint8_t* next) const {
+        std::fill_n(acc, (size_t)n * panels * PANEL, 0.0f);
+        if (fused())
+            in_registers(panel, panels, from, n, acc, next);
+        else
+            by_pieces(panel, panels, from, n, acc, next);
+    }
+
+    const uint8_t* weights(int panel) const { return w_.data + panel * panel_bytes_; }
+
+  private:
+    bool fused() const { return tokens_ <= TILING.fused; }
+    Cut tiles(int n) const { return Cut(n, fused() ? TILING.largest() : TILING.tokens); }
+
+    void in_registers(int panel, int panels, int from, int n, float* acc, const uint8_t* next) const {
+        const Cut cut = tiles(n);
+        const Column& kernels = panels > 1 ? several<S> : single<S>;
+        for (int tile = 0; tile < cut.count; tile++) {
+            const int t = cut(tile), m = cut(tile + 1) - t;
+            const float* x = x_ + (size_t)(from + t) * ldx_;
+            const Ahead ahead = {next, tile ? 0 : panels * S::bytes};
+            if (panels == 1 || TILING.panels[m] == panels)
+                kernels[m](weights(panel), panel_bytes_, x, ldx_, inputs_, acc + t * panels * PANEL, ahead);
+            else
+                by_panel(weights(panel), panels, x, m, acc + t * panels * PANEL, ahead);
+        }
+    }
+
+    // A number of panels that no tile has: the last ones of a matrix, or a tile with one token less than the others.
+    void by_panel(const uint8_t* w, int panels, const float* x, int m, float* acc, Ahead ahead) const {
+        float one[MOST * PANEL];
+        for (int i = 0; i < panels; i++, ahead.step = 0) {
+            std::fill_n(one, m * PANEL, 0.0f);
+            single<S>[m](w + i * panel_bytes_, 0, x, ldx_, inputs_, one, ahead);
+            for (int t = 0; t < m; t++) std::copy_n(one + t * PANEL, PANEL, acc + (t * panels + i) * PANEL);
+        }
+    }
+
+    void by_pieces(int panel, int panels, int from, int n, float* acc, const uint8_t* next) const {
+        constexpr bool plain = std::is_same_v<S, StoreF32>;
+        alignas(64) float floats[plain ? 1 : TILING.together * TILING.piece * PANEL];
+        const Cut cut = tiles(n), pieces(inputs_ / BLOCK, TILING.piece / BLOCK);
+        const Column& kernels = panels > 1 ? on_floats<TILING.together> : on_floats<1>;
+        for (int i = 0; i < pieces.count; i++) {
+            const int k = pieces(i) * BLOCK, piece = pieces(i + 1) * BLOCK - k, bytes = piece / S::unit * S::bytes;
+            const uint8_t* at = weights(panel) + (size_t)(k / S::unit) * S::bytes;
+            for (int p = 0; p < panels && !plain; p++)
+                expand<S>(at + p * panel_bytes_, piece, floats + p * TILING.piece * PANEL);
+            const size_t apart = plain ? panel_bytes_ : TILING.piece * PANEL * sizeof(float);
+            const int units = piece / StoreF32::unit, step = round_up(panels * bytes / (units * cut.count), 64);
+            for (int tile = 0; tile < cut.count; tile++, next += step * units) {
+                const int t = cut(tile), m = cut(tile + 1) - t;
+                kernels[m](plain ? at : (const uint8_t*)floats, apart, x_ + (size_t)(from + t) * ldx_ + k, ldx_, piece,
+                           acc + t * panels * PANEL, {next, step});
             }
         }
+    }
+
+    const Matrix& w_;
+    const float* x_;
+    const int ldx_, tokens_, inputs_ = round_up(w_.inputs, BLOCK);
+    const size_t panel_bytes_ = (size_t)(inputs_ / S::unit) * S::bytes;
+};
+
+template <class S>
+void run(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue) {
+    const Product<S> product(w, x, ldx, tokens);
+    const int panels = (w.outputs + PANEL - 1) / PANEL, together = product.together();
+    const int groups = (panels + together - 1) / together;
+    const Cut slabs(tokens, SLAB);
+    team.each(groups * slabs.count, 1, [&](int job, int next) {
+        const int from = slabs(job / groups), n = slabs(job / groups + 1) - from;
+        const int panel = job % groups * together, count = std::min(together, panels - panel);
+        alignas(64) float acc[std::max(SLAB * TILING.together, TILING.fused * TILING.panels[1]) * PANEL];
+        product.compute(panel, count, from, n, acc, product.weights((next + groups) % groups * together));
         for (int t = 0; t < n; t++)
-            for (int i = 0; i < pair; i++)
-                finish(w, panel + i, acc + (t * pair + i) * PANEL, y + (size_t)(from + t) * ldy, epilogue);
+            for (int i = 0; i < count; i++)
+                finish(w, panel + i, acc + (t * count + i) * PANEL, y + (size_t)(from + t) * ldy, epilogue);
     });
 }
 
@@ -251,4 +221,4 @@ void unpack_row(const Matrix& w, int output, float* to) {
     });
 }
 
-}  // namespace paceline
+}  // namespace paceline::PACELINE_ISA

@@ -1,11 +1,14 @@
-// The pass: embedding, a range of layers in place over hidden states, final norm and head. Called from Python (ctypes).
+// The pass: a range of layers in place over hidden states, final norm and head; and the table of an instruction set.
 // One parallel region per call; its steps (team.h) spread tokens, outputs or heads, never a sum.
 #include <algorithm>
 #include <cmath>
 
-#include "native.h"
+#include <omp.h>
 
-namespace paceline {
+#include "kernels.h"
+#include "vectors.h"
+
+namespace paceline::PACELINE_ISA {
 namespace {
 
 // HF's order: x * 1/sqrt(mean(x^2) + eps), then times the weight.
@@ -14,7 +17,7 @@ void rms_norm(const float* x, const float* weight, int size, float epsilon, floa
     int d = 0;
     for (; d + 4 * LANES <= size; d += 4 * LANES)
         for (int i = 0; i < 4; i++) {
-            vf v = load<vf>(x + d + i * LANES);
+            const vf v = load<vf>(x + d + i * LANES);
             squares[i] = fma(v, v, squares[i]);
         }
     float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
@@ -24,7 +27,7 @@ void rms_norm(const float* x, const float* weight, int size, float epsilon, floa
 }
 
 void norm_rows(Team& team, const Model& model, const float* weight, const float* hidden, int tokens, float* x, int ldx) {
-    team.each(tokens, 4, [&](int t) {
+    team.each(tokens, 4, [&](int t, int) {
         const float* from = hidden + (size_t)t * model.hidden;
         float* to = x + (size_t)t * ldx;
         if (weight)
@@ -47,7 +50,7 @@ void rope(const float* head, const float* cosine, const float* sine, int half, f
 void rotate_and_cache(Team& team, const Model& model, const Layer& layer, const Pass& pass, int index, float* qkv,
                       int ldq) {
     const int dims = model.head_dim, rotated = model.heads + model.kv_heads, all = rotated + model.kv_heads;
-    team.each(pass.tokens * all, all, [&](int i) {
+    team.each(pass.tokens * all, all, [&](int i, int) {
         const int t = i / all, head = i % all;
         float* x = qkv + (size_t)t * ldq + head * dims;
         const bool query = head < model.heads, value = head >= rotated;
@@ -88,49 +91,27 @@ struct Buffers {  // inside the workspace, each row with the stride its GEMM wan
     }
 };
 
-}  // namespace
-}  // namespace paceline
+size_t workspace_floats(const Model& model, const Pass& pass) { return Buffers(model, pass).floats; }
 
-using namespace paceline;
-
-#pragma GCC visibility push(default)
-extern "C" {
-
-size_t paceline_packed_bytes(const Matrix* w) { return packed_bytes(*w); }
-
-// rows[i], of `row_bytes` bytes each, becomes the weights of output outputs[i].
-void paceline_pack(const Matrix* w, const uint8_t* rows, int64_t row_bytes, const int64_t* outputs, int count,
-                   uint8_t* packed) {
-#pragma omp parallel for
-    for (int i = 0; i < count; i++) pack_row(*w, outputs[i], rows + i * row_bytes, packed);
+// `run(team)`, by each of the threads of a team that is worth it for so many multiplications.
+template <class Run>
+void in_parallel(int threads, int64_t multiplications, Run run) {
+    threads = team_size(threads, multiplications);
+    Progress progress;
+#pragma omp parallel num_threads(threads)
+    {
+        Team team(progress, threads, omp_get_thread_num());
+        run(team);
+    }
 }
 
-// to[i] = the weights of output outputs[i], as floats. Returns false for an output that is not there.
-bool paceline_rows(const Matrix* w, const int64_t* outputs, int count, float* to) {
-    for (int i = 0; i < count; i++)
-        if (outputs[i] < 0 || outputs[i] >= w->outputs) return false;
-#pragma omp parallel for if (count > 16)
-    for (int i = 0; i < count; i++) unpack_row(*w, outputs[i], to + (size_t)i * w->inputs);
-    return true;
-}
-
-size_t paceline_workspace(const Model* model, const Pass* pass) { return Buffers(*model, *pass).floats; }
-
-// hidden [tokens, hidden] through layers first .. last-1, in place. skip: null, or two flags a layer of the range:
-// leave out its attention, its MLP.
-void paceline_layers(const Model* model, const Pass* pass, int first, int last, const uint8_t* skip, float* hidden) {
+void layers(const Model& m, const Pass& p, int first, int last, const uint8_t* skip, float* hidden) {
     if (first >= last) return;
-    const Model& m = *model;
-    const Pass& p = *pass;
     const Buffers b(m, p);
     int64_t work = 0;
     for (const Matrix* w : {&m.layers[first].qkv, &m.layers[first].gate_up, &m.layers[first].down})
         work += (int64_t)w->outputs * w->inputs * p.tokens * (last - first);
-    const int threads = team_size(p.threads, work);
-    Progress progress;
-#pragma omp parallel num_threads(threads)
-    {
-        Team team(progress, threads);
+    in_parallel(p.threads, work, [&](Team& team) {
         for (int index = first; index < last; index++) {
             const Layer& layer = m.layers[index];
             if (!skip || !skip[2 * (index - first)]) {
@@ -146,22 +127,21 @@ void paceline_layers(const Model* model, const Pass* pass, int first, int last, 
                 gemm(team, layer.down, b.inner, b.ldi, p.tokens, hidden, m.hidden, ADD);
             }
         }
-    }
+    });
 }
 
-// hidden [tokens, hidden] -> logits [tokens, vocabulary]; workspace: tokens * row_stride(hidden) floats.
-void paceline_head(const Model* model, const float* hidden, int tokens, int threads, float* workspace, float* logits) {
-    const Model& m = *model;
+void head(const Model& m, const float* hidden, int tokens, int threads, float* workspace, float* logits) {
     const int ldx = row_stride(m.hidden);
     if (m.hidden % BLOCK) std::memset(workspace, 0, sizeof(float) * ldx * tokens);
-    threads = team_size(threads, (int64_t)tokens * m.hidden * m.head.outputs);
-    Progress progress;
-#pragma omp parallel num_threads(threads)
-    {
-        Team team(progress, threads);
+    in_parallel(threads, (int64_t)tokens * m.hidden * m.head.outputs, [&](Team& team) {
         norm_rows(team, m, m.norm, hidden, tokens, workspace, ldx);
         gemm(team, m.head, workspace, ldx, tokens, logits, m.head.outputs, STORE);
-    }
+    });
 }
-}
-#pragma GCC visibility pop
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, layers, head, multiply_add, read};
+
+}  // namespace paceline::PACELINE_ISA

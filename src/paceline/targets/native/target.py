@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.errors import UnsupportedModel
 from paceline.targets.cache import CacheShape, KVCache
@@ -21,10 +20,14 @@ from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 from paceline.targets.native.model import LayerWeights, NativeModel, Places, Sizes
 from paceline.targets.native.storage import Storage
-from paceline.targets.native.weights import Packed
 from paceline.targets.rope import RopeTables
-from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from paceline.targets.native.weights import Packed
+    from paceline.targets.span import Span
 
 MAX_HEAD_DIM = 256  # of attention.cpp
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that depend on the position only

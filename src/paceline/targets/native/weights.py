@@ -54,7 +54,7 @@ class CMatrix(ctypes.Structure):
 
 
 class Packed:
-    """One matrix made of several over the same inputs, in the layout of gemm.cpp.
+    """One matrix made of several over the same inputs, in the layout of storage.h.
 
     Args:
         parts: the outputs of each. They lie one below the other, or `interleaved` (parts of equal size): eight
@@ -75,7 +75,7 @@ class Packed:
 
     @property
     def outputs(self) -> int:
-        return self.c.outputs
+        return int(self.c.outputs)
 
     def places(self, part: int) -> Int[Tensor, " rows"]:
         """The outputs that the rows of a part have become."""

@@ -1,0 +1,125 @@
+// The inner loops of attention: scores of queries against keys, weights from scores, values weighted.
+//
+// Blocking. Queries that see the same slots - the heads that share a key/value head, of neighbouring tokens - go
+// through them together, so that keys and values are read once for several: scores take up to REGISTERS registers of
+// queries (a register holds eight dimensions of WIDE / 8 queries, as a score is summed in eight lanes) by four keys,
+// values QUERIES queries by four registers of dimensions.
+#pragma once
+
+#include <algorithm>
+
+#include "vectors.h"
+
+namespace paceline::PACELINE_ISA {
+
+constexpr int CHUNK = 128;            // slots whose softmax is computed together
+constexpr int PER = WIDE / LANES;     // queries in a register
+constexpr int REGISTERS = 3;          // x 4 keys: 12 accumulators
+constexpr int QUERIES = 3 * PER;      // x 4 registers of values: 12 accumulators of 16 registers, or 24 of 32
+
+// The last vector of a row is read up to the row's end only, unless its end is a vector's (WHOLE).
+template <class V, bool WHOLE>
+inline V load_dims(const float* p, int d, int dims) {
+    constexpr int lanes = sizeof(V) / 4;
+    if (WHOLE || d + lanes <= dims) return load<V>(p + d);
+    V v = {};
+    std::memcpy(&v, p + d, sizeof(float) * (dims - d));
+    return v;
+}
+
+// Eight dimensions of a key, for every query of a register.
+template <bool WHOLE>
+inline wf load_key(const float* p, int d, int dims) {
+    const vf key = load_dims<vf, WHOLE>(p, d, dims);
+#if defined(__AVX512F__)
+    return (wf)_mm512_broadcast_f32x8((__m256)key);
+#else
+    return key;
+#endif
+}
+
+// Four keys' scores for each query of a register: v[i] holds key i's eight partial sums for each.
+inline void store_sums(float* const* to, int at, const wf* v) {
+    const wf ab = evens(v[0], v[1]) + odds(v[0], v[1]), cd = evens(v[2], v[3]) + odds(v[2], v[3]);
+    const wf halves = evens(ab, cd) + odds(ab, cd);  // of each query: lanes 0-3 of its four keys, then lanes 4-7
+    alignas(64) float sums[WIDE];
+    store(sums, halves);
+    for (int query = 0; query < PER; query++)
+        for (int i = 0; i < 4; i++) to[query][at + i] = sums[query * LANES + i] + sums[query * LANES + 4 + i];
+}
+
+// Scores of N registers of queries, `stride` floats apart, against the keys of slots[from .. to-1]. The values, which
+// are read next, are prefetched unless they are null.
+template <int N, bool WHOLE>
+void score(const float* queries, int stride, int dims, const float* keys, const float* values, const int32_t* slots,
+           int from, int to, float* const* scores) {
+    for (int j = from; j < to; j += 4) {
+        const float* key[4];
+        for (int i = 0; i < 4; i++) {
+            const size_t row = (size_t)slots[std::min(j + i, to - 1)] * dims;
+            key[i] = keys + row;
+            for (int d = 0; d < dims && values; d += PANEL) __builtin_prefetch(values + row + d, 0, 2);
+        }
+        wf a[N * 4] = {};
+        for (int d = 0; d < dims; d += LANES) {
+            wf query[N];
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) query[n] = keep(load<wf>(queries + n * stride + d * PER));
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                const wf k = keep(load_key<WHOLE>(key[i], d, dims));
+#pragma GCC unroll 4
+                for (int n = 0; n < N; n++) a[n * 4 + i] = fma(query[n], k, a[n * 4 + i]);
+            }
+        }
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) store_sums(scores + n * PER, j, a + n * 4);
+    }
+}
+
+// to[g][d ..] += weights[g][j] * values of slots[j], over j = from .. to-1, N registers of dimensions from d on.
+template <int G, int N, bool WHOLE>
+void weigh(const float* const* weights, int d, int dims, const float* values, const int32_t* slots, int from, int to,
+           float* const* sums) {
+    wf a[G * N];
+#pragma GCC unroll 32
+    for (int i = 0; i < G * N; i++) a[i] = load<wf>(sums[i / N] + d + i % N * WIDE);
+    for (int j = from; j < to; j++) {
+        const float* value = values + (size_t)slots[j] * dims;
+        wf weight[G];
+#pragma GCC unroll 6
+        for (int g = 0; g < G; g++) weight[g] = splat<wf>(weights[g][j]);
+#pragma GCC unroll 4
+        for (int i = 0; i < N; i++) {
+            const wf v = keep(load_dims<wf, WHOLE>(value, d + i * WIDE, dims));
+#pragma GCC unroll 6
+            for (int g = 0; g < G; g++) a[g * N + i] = fma(weight[g], v, a[g * N + i]);
+        }
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < G * N; i++) store(sums[i / N] + d + i % N * WIDE, a[i]);
+}
+
+// Scores to weights e^(scale * (score - maximum)), in place; m is the scaled maximum.
+inline void soften(float* scores, int count, float scale, float& m, float& s) {
+    for (int j = count; j % LANES; j++) scores[j] = scores[count - 1];
+    vf most = load<vf>(scores), total = {};
+    for (int j = 0; j < count; j += LANES) {
+        const vf next = load<vf>(scores + j);
+        most = next > most ? next : most;
+    }
+    float highest = most[0];
+    for (int i = 1; i < LANES; i++) highest = std::max(highest, most[i]);
+    m = highest * scale;
+    for (int j = 0; j < count; j += LANES) {
+        const vf weight = exp((load<vf>(scores + j) - splat<vf>(highest)) * splat<vf>(scale));
+        store(scores + j, weight);
+        if (count - j >= LANES)
+            total += weight;
+        else
+            for (int i = 0; i < count - j; i++) total[i] += weight[i];
+    }
+    s = sum(total);
+}
+
+}  // namespace paceline::PACELINE_ISA

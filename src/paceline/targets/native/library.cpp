@@ -1,0 +1,137 @@
+// What Python calls (ctypes), and the choice of an instruction set. Compiled for any machine of the architecture.
+//
+// PACELINE_ISAS lists the instruction sets that the library was compiled for, the slowest first: ISA(name) ISA(name)...
+#include <omp.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "native.h"
+
+namespace paceline {
+
+#define ISA(name) namespace name { extern const Kernels kernels; }
+PACELINE_ISAS
+#undef ISA
+
+namespace {
+
+struct Isa {
+    const char* name;
+    const Kernels* kernels;
+};
+
+#define ISA(name) {#name, &name::kernels},
+constexpr Isa ISAS[] = {PACELINE_ISAS};
+#undef ISA
+
+bool runs_here([[maybe_unused]] const char* name) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (!std::strcmp(name, "avx2")) return avx2;
+    if (!std::strcmp(name, "avx512"))
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#endif
+    return true;
+}
+
+const Isa* find(const char* name) {
+    for (const Isa& isa : ISAS)
+        if (!std::strcmp(isa.name, name) && runs_here(name)) return &isa;
+    return nullptr;
+}
+
+const Isa* fastest() {
+    const Isa* best = ISAS;
+    for (const Isa& isa : ISAS)
+        if (runs_here(isa.name)) best = &isa;
+    return best;
+}
+
+std::atomic<const Isa*> chosen = fastest();
+
+const Kernels& kernels() { return *chosen.load(std::memory_order_relaxed)->kernels; }
+
+template <class Run>
+double seconds(int threads, Run run) {  // for all of them together
+    const auto start = std::chrono::steady_clock::now();
+#pragma omp parallel num_threads(threads)
+    run(omp_get_thread_num());
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+}  // namespace paceline
+
+using namespace paceline;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Whether the library has this instruction set, and the machine too.
+bool paceline_has_isa(const char* name) { return find(name) != nullptr; }
+
+// From now on all passes run on it. False: there is none of this name.
+bool paceline_choose_isa(const char* name) {
+    const Isa* found = find(name);
+    if (found) chosen = found;
+    return found != nullptr;
+}
+
+const char* paceline_chosen_isa() { return chosen.load()->name; }
+
+size_t paceline_packed_bytes(const Matrix* w) { return kernels().packed_bytes(*w); }
+
+// rows[i], of `row_bytes` bytes each, becomes the weights of output outputs[i].
+void paceline_pack(const Matrix* w, const uint8_t* rows, int64_t row_bytes, const int64_t* outputs, int count,
+                   uint8_t* packed) {
+#pragma omp parallel for
+    for (int i = 0; i < count; i++) kernels().pack_row(*w, outputs[i], rows + i * row_bytes, packed);
+}
+
+// to[i] = the weights of output outputs[i], as floats. Returns false for an output that is not there.
+bool paceline_rows(const Matrix* w, const int64_t* outputs, int count, float* to) {
+    for (int i = 0; i < count; i++)
+        if (outputs[i] < 0 || outputs[i] >= w->outputs) return false;
+#pragma omp parallel for if (count > 16)
+    for (int i = 0; i < count; i++) kernels().unpack_row(*w, outputs[i], to + (size_t)i * w->inputs);
+    return true;
+}
+
+size_t paceline_workspace(const Model* model, const Pass* pass) { return kernels().workspace_floats(*model, *pass); }
+
+// hidden [tokens, hidden] through layers first .. last-1, in place. skip: null, or two flags a layer of the range:
+// leave out its attention, its MLP.
+void paceline_layers(const Model* model, const Pass* pass, int first, int last, const uint8_t* skip, float* hidden) {
+    kernels().layers(*model, *pass, first, last, skip, hidden);
+}
+
+// hidden [tokens, hidden] -> logits [tokens, vocabulary]; workspace: tokens * row_stride(hidden) floats.
+void paceline_head(const Model* model, const float* hidden, int tokens, int threads, float* workspace, float* logits) {
+    kernels().head(*model, hidden, tokens, threads, workspace, logits);
+}
+
+// Floating-point operations a second of independent fused multiply-adds, over some milliseconds.
+double paceline_peak(int threads) {
+    std::vector<double> operations(threads);
+    const double took = seconds(threads, [&](int thread) { operations[thread] = kernels().multiply_add(1'000'000); });
+    double all = 0;
+    for (double some : operations) all += some;
+    return all / took;
+}
+
+// Bytes a second of reading `count` floats once, cut into a piece for each thread.
+double paceline_bandwidth(const float* buffer, int64_t count, int threads) {
+    const int64_t piece = count / threads;
+    const double took = seconds(threads, [&](int thread) {
+        volatile float result = kernels().read(buffer + piece * thread, piece);
+        (void)result;
+    });
+    return sizeof(float) * piece * threads / took;
+}
+}
+#pragma GCC visibility pop

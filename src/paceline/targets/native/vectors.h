@@ -1,0 +1,183 @@
+// Vectors of eight lanes, and of as many as a register of the instruction set holds.
+//
+// Where lanes are outputs or dimensions, which never meet, a vector is as wide as a register (`wf`). Where lanes are
+// partial sums that are added up in the end, their number decides the result: eight (`vf`) on every instruction set.
+#pragma once
+
+#include <cstring>
+
+#include "native.h"
+
+#if defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+namespace paceline::PACELINE_ISA {
+
+#if defined(__AVX512F__)
+constexpr int WIDE = 16;  // lanes of a register
+#else
+constexpr int WIDE = 8;  // the compiler splits them where registers are narrower
+#endif
+constexpr int VECTORS = PANEL / WIDE;  // that a panel's outputs are
+
+template <int N>
+struct Lanes {
+    typedef float f __attribute__((vector_size(4 * N)));
+    typedef int32_t i __attribute__((vector_size(4 * N)));
+    typedef uint32_t u __attribute__((vector_size(4 * N)));
+    typedef uint16_t h __attribute__((vector_size(2 * N)));
+};
+using vf = Lanes<LANES>::f;
+using vi = Lanes<LANES>::i;
+using wf = Lanes<WIDE>::f;
+using wi = Lanes<WIDE>::i;
+using wu = Lanes<WIDE>::u;
+using wh = Lanes<WIDE>::h;
+
+template <class V>
+inline V load(const void* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+template <class V>
+inline void store(float* p, V v) {
+    std::memcpy(p, &v, sizeof v);
+}
+
+template <class V>
+inline V splat(float s) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) return (V)_mm512_set1_ps(s);
+    else
+#endif
+        return V{s, s, s, s, s, s, s, s};
+}
+
+#if defined(__FMA__)
+template <class V>
+inline V fma(V a, V b, V c) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+    else
+#endif
+        return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+inline vf fma(vf a, vf b, vf c) {
+    float32x4_t x[2], y[2], z[2];
+    std::memcpy(x, &a, sizeof a), std::memcpy(y, &b, sizeof b), std::memcpy(z, &c, sizeof c);
+    for (int i = 0; i < 2; i++) z[i] = vfmaq_f32(z[i], x[i], y[i]);
+    return load<vf>(z);
+}
+#else
+// In software where the processor has no such instruction: rounded once all the same. A call, as it is long.
+[[gnu::noinline]] inline vf fma(vf a, vf b, vf c) {
+    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+}
+#endif
+
+// The two multiply-adds of a matrix product's inner loop, where gcc 12 would otherwise choose badly:
+// sum += *value * weights, in the register that holds `sum`. With 512 bits the broadcast is part of the instruction: one
+// of its own takes a fourth of the speed away (Zen 4), and gcc makes it one wherever a value is used twice.
+inline void add_product(wf& sum, const float* value, wf weights) {
+#if defined(__AVX512F__)
+    asm("vfmadd231ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*value), "v"(weights));
+#elif defined(__FMA__)
+    const wf all = splat<wf>(*value);
+    asm("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"(all), "x"(weights));
+#else
+    sum = fma(splat<wf>(*value), weights, sum);
+#endif
+}
+
+// u * d + m. With sixteen registers m stays in memory, lest an accumulator has to.
+inline wf scale(wf u, wf d, const wf& m) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+    asm("vfmadd213ps %2, %1, %0" : "+x"(u) : "x"(d), "m"(m));
+    return u;
+#else
+    return fma(u, d, m);
+#endif
+}
+
+// Holds a value in a register: left alone, gcc loads a weight again for each of its uses.
+template <class V>
+inline V keep(V v) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#elif defined(__AVX2__)
+    asm("" : "+x"(v));
+#endif
+    return v;
+}
+
+// Sixteen-bit floats; exact for all finite values.
+inline wf half(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (wf)_mm512_cvtph_ps(load<__m256i>(from));
+#elif defined(__F16C__)
+    return (wf)_mm256_cvtph_ps(load<__m128i>(from));
+#else
+    const wu wide = __builtin_convertvector(load<wh>(from), wu);
+    const wf magnitude = (wf)((wide & 0x7fffu) << 13) * splat<wf>(0x1p112f);
+    return (wf)((wu)magnitude | ((wide & 0x8000u) << 16));
+#endif
+}
+
+// In every four lanes: two of `a`, then two of `b`; the even ones or the odd ones.
+template <class V>
+inline V evens(V a, V b) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) return (V)_mm512_shuffle_ps((__m512)a, (__m512)b, 0x88);
+    else
+#endif
+#if defined(__AVX2__)
+        return (V)_mm256_shuffle_ps((__m256)a, (__m256)b, 0x88);
+#else
+        return V{a[0], a[2], b[0], b[2], a[4], a[6], b[4], b[6]};
+#endif
+}
+template <class V>
+inline V odds(V a, V b) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) return (V)_mm512_shuffle_ps((__m512)a, (__m512)b, 0xdd);
+    else
+#endif
+#if defined(__AVX2__)
+        return (V)_mm256_shuffle_ps((__m256)a, (__m256)b, 0xdd);
+#else
+        return V{a[1], a[3], b[1], b[3], a[5], a[7], b[5], b[7]};
+#endif
+}
+
+inline float sum(vf v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+
+// e^x to 2 ulp (Cephes' expf): split off n*ln2, a polynomial for the rest, n into the exponent.
+template <class V>
+inline V exp(V x) {
+    using U = typename Lanes<sizeof(V) / 4>::u;
+    x = x < splat<V>(-87.3f) ? splat<V>(-87.3f) : x;
+    x = x > splat<V>(88.3f) ? splat<V>(88.3f) : x;
+    const V magic = splat<V>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    V shifted = fma(x, splat<V>(1.44269504f), magic);
+    V n = shifted - magic;
+    V r = fma(n, splat<V>(-0.693359375f), x);
+    r = fma(n, splat<V>(2.12194440e-4f), r);
+    V p = splat<V>(1.9875691500e-4f);
+    p = fma(p, r, splat<V>(1.3981999507e-3f));
+    p = fma(p, r, splat<V>(8.3334519073e-3f));
+    p = fma(p, r, splat<V>(4.1665795894e-2f));
+    p = fma(p, r, splat<V>(1.6666665459e-1f));
+    p = fma(p, r, splat<V>(5.0000001201e-1f));
+    p = fma(p, r * r, r + splat<V>(1.0f));
+    U exponent = ((U)shifted - (U)magic + 127u) << 23;
+    return p * (V)exponent;
+}
+
+}  // namespace paceline::PACELINE_ISA
