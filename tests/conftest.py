@@ -33,6 +33,17 @@ def steady_costs() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_native_library() -> Iterator[None]:
+    """The native tier's library is compiled once, not for every test with a cache of its own."""
+    from paceline.targets.native import build
+
+    folder = build.folder()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "folder", lambda: folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level: every text can be written, any id below 257 read."""

@@ -19,7 +19,7 @@ from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
 from paceline.profiling.rounds import ready
 from paceline.registry import Spec, split_method
-from paceline.targets import Target, load_target, make_target
+from paceline.targets import AUTO, Target, load_target, make_target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -195,7 +195,7 @@ def load(
     if isinstance(model, str):
         target = load_target(model, dtype=dtype, device=device, tier=tier, exact=exact, **source)
     else:
-        target = make_target(model, tokenizer, tier or "reference", exact)
+        target = make_target(model, tokenizer, "reference" if tier == AUTO else tier, exact)
     return _assemble(target, drafter, policy, verifier)
 
 

@@ -29,6 +29,10 @@ class UnsupportedModel(ModelError):
     """The model exists but cannot be used, for example because it is not a causal language model."""
 
 
+class ModifiedModel(UnsupportedModel):
+    """The model's modules do more than multiply by their weights, which the fast tiers would leave out."""
+
+
 class TokenizerMismatch(ModelError):
     """Two models that must share a tokenizer do not."""
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
 
+import paceline
 from paceline.errors import NativeUnavailable, OptionError, UnsupportedModel
 from paceline.targets import load_target, make_target, sources
 from paceline.targets.linear import can_pack
-from paceline.targets.native import available
+from paceline.targets.native import available, build
 from paceline.targets.native import target as native
 from paceline.targets.span import Span
-from tiny import small_llama
+from tiny import byte_tokenizer, small_llama
 from told import told
+
+FAST = ["torch", *(["native"] if available() else [])]
 
 
 def gpt2() -> hf.PreTrainedModel:
@@ -27,14 +31,97 @@ def named(monkeypatch: pytest.MonkeyPatch, model: hf.PreTrainedModel) -> None:
     monkeypatch.setattr(sources, "load_model", lambda name, **options: (model, None))
 
 
-def test_models_load_on_the_torch_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    named(monkeypatch, small_llama())
+@pytest.mark.skipif(not available(), reason="no C++ compiler with OpenMP")
+def test_a_model_loads_on_the_fastest_tier_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for model, tier in ((small_llama().float(), "native"), (small_llama(), "torch"), (gpt2(), "reference")):
+        named(monkeypatch, model)
+        assert load_target("any").tier == load_target("any", tier="auto").tier == tier
+    named(monkeypatch, small_llama().bfloat16())  # asked for: the native tier would compute in float32
     assert load_target("any").tier == "torch"
+    named(monkeypatch, small_llama().float())
+    assert load_target("any", exact=False).tier == "torch"  # the native tier has nothing to give up
 
 
-def test_models_that_the_torch_tier_does_not_run_load_on_the_reference_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    named(monkeypatch, gpt2())
-    assert load_target("any").tier == "reference"
+@pytest.mark.skipif(not available(), reason="no C++ compiler with OpenMP")
+def test_the_fastest_tier_where_there_are_no_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    named(monkeypatch, small_llama().float())
+    monkeypatch.setattr("paceline.targets.native.instruction_set", lambda: "portable")
+    assert load_target("any").tier == "torch"
+    assert load_target("any", tier="native").tier == "native"
+
+
+def test_objects_stay_what_they_are() -> None:
+    model = small_llama().float()
+    assert paceline.load(model, tokenizer=byte_tokenizer(), tier="auto").target.tier == "reference"
+    assert model(torch.tensor([[1]])).logits.isfinite().all()
+
+
+def no_library() -> None:
+    raise NativeUnavailable("no compiler")
+
+
+def test_without_a_compiler_the_torch_tier_takes_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    named(monkeypatch, small_llama().float())
+    monkeypatch.setattr(build, "library", no_library)
+    monkeypatch.setattr(native, "library", no_library)
+    with caplog.at_level(logging.WARNING, "paceline"):
+        assert load_target("any").tier == "torch"
+    assert caplog.messages == ["no compiler; going on with the torch tier"]
+
+
+class Quantised(torch.nn.Linear):
+    """Stands for the modules of quantisers and adapters, which derive from `Linear`."""
+
+
+def hooked(model: hf.PreTrainedModel) -> None:
+    model.model.layers[1].register_forward_hook(lambda *_: None)
+
+
+def replaced(model: hf.PreTrainedModel) -> None:
+    layer = model.model.layers[0].mlp
+    layer.forward = lambda hidden: hidden
+
+
+def quantised(model: hf.PreTrainedModel) -> None:
+    layer = model.model.layers[2].self_attn
+    layer.o_proj = Quantised(32, 32, bias=False)
+
+
+def eight_bits(model: hf.PreTrainedModel) -> None:
+    weight = model.model.layers[0].mlp.up_proj.weight
+    model.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(weight.to(torch.int8), requires_grad=False)
+
+
+def parametrised(model: hf.PreTrainedModel) -> None:
+    torch.nn.utils.parametrizations.weight_norm(model.model.layers[0].mlp.down_proj)
+
+
+CHANGES = {
+    hooked: "model.layers.1 has a hook",
+    replaced: "model.layers.0.mlp has a hook, or another forward",
+    quantised: "model.layers.2.self_attn.o_proj is a Quantised, not a plain matrix",
+    eight_bits: "model.layers.0.mlp.up_proj has weights of type int8",
+    parametrised: "model.layers.0.mlp.down_proj",
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES), ids=lambda change: change.__name__)
+def test_models_that_are_more_than_their_weights(
+    change: Callable[[hf.PreTrainedModel], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fast tiers would leave out what is not in the weights: they refuse, before they take any."""
+    model = small_llama().float()
+    change(model)
+    for tier in FAST:
+        with told(UnsupportedModel, rf"{CHANGES[change]}.*: only Hugging Face's own modules run it"):
+            make_target(model, tier=tier)
+    named(monkeypatch, model)
+    with caplog.at_level(logging.WARNING, "paceline"):
+        assert load_target("any").tier == "reference"
+    assert len(caplog.messages) == 1
+    assert CHANGES[change] in caplog.messages[0]
 
 
 def test_a_tier_asked_for_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +149,6 @@ def test_an_unknown_tier_is_refused() -> None:
 
 # -- exactness, as asked for -------------------------------------------------------------------------------------------
 CAN = "the torch and native tiers are, in float32 on CPU"
-FAST = ["torch", *(["native"] if available() else [])]
 
 
 @pytest.mark.skipif(not can_pack(), reason="no oneDNN: nothing is promised")

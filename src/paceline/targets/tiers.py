@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import NativeUnavailable, OptionError, UnsupportedModel
+from paceline.errors import ModifiedModel, NativeUnavailable, OptionError, UnsupportedModel
 from paceline.targets.target import Target
 
 if TYPE_CHECKING:
@@ -63,15 +63,33 @@ def make_target(
 
 def _fastest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, exact: bool | None) -> Target:
     """Each tier refuses what it does not run before it takes any weight over."""
-    native = model.device.type == "cpu" and model.dtype == torch.float32 and exact is not False
-    for tier in ["native", "torch"] if native else ["torch"]:
+    for tier in ("native", "torch"):
+        if tier == "native" and not _native_pays(model, exact):
+            continue
         try:
             return make_target(model, tokenizer, tier, exact)
         except UnsupportedModel as error:
             refused = error
     if exact:
         raise UnsupportedModel(f"{refused}, which is not exact") from refused
+    if isinstance(refused, ModifiedModel):
+        log.warning("%s", refused)
     return make_target(model, tokenizer, "reference")
+
+
+def _native_pays(model: PreTrainedModel, exact: bool | None) -> bool:
+    """Whether the native tier runs this model as it is asked for, and with vector instructions."""
+    if model.device.type != "cpu" or model.dtype != torch.float32 or exact is False:
+        return False
+    from paceline.targets import native
+
+    try:
+        native.check_model(model)  # before anything is compiled for it
+        return native.instruction_set() != "portable"
+    except UnsupportedModel:
+        return False
+    except NativeUnavailable:
+        return True  # `make_target` tells why, and takes the torch tier
 
 
 def _made_by(tier: str, model: PreTrainedModel, exact: bool | None) -> str:

@@ -1,6 +1,6 @@
 """The native tier: a target pass in C++ for the Llama family on CPU."""
 
-from paceline.targets.native.build import available
-from paceline.targets.native.target import NativeTarget
+from paceline.targets.native.build import available, instruction_set
+from paceline.targets.native.target import NativeTarget, check_model
 
-__all__ = ["NativeTarget", "available"]
+__all__ = ["NativeTarget", "available", "check_model", "instruction_set"]

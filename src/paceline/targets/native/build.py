@@ -1,4 +1,7 @@
-"""Compiles the C++ sources on first use, into the cache: once for each instruction set, into one library."""
+"""Compiles the C++ sources on first use, into the cache: once for each instruction set, into one library.
+
+A compilation that failed is remembered beside where the library would be, and not tried again.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +21,9 @@ import torch  # before the library: it then shares torch's OpenMP threads instea
 from filelock import FileLock
 
 from paceline.errors import NativeUnavailable, OptionError
+from paceline.files import whole
 from paceline.targets import store
+from paceline.targets.progress import Stage, bars
 
 # Compiled for every instruction set, those that take longest last; and once for any machine.
 KERNELS, COMMON = ("roofline.cpp", "pass.cpp", "attention.cpp", "gemm.cpp"), "library.cpp"
@@ -47,20 +53,24 @@ def library() -> ctypes.CDLL:
         raise NativeUnavailable(
             "the native tier needs a C++ compiler with OpenMP (g++ or clang++), and none is installed"
         )
-    folder = store.root() / "native"
-    path = folder / f"{_key(compiler)}.so"
+    path = folder() / f"{_key(compiler)}.so"
     try:
         if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_suffix(".lock")):
                 if not path.exists():  # else another process built it while we waited
-                    _compile(compiler, path)
+                    _compile_once(compiler, path)
         loaded = _declare(ctypes.CDLL(str(path)))
     except OSError as error:
         raise NativeUnavailable(f"the native tier cannot be built or loaded: {error}") from error
     if name := os.environ.get(FORCED):
         _choose(loaded, name)
     return loaded
+
+
+def folder() -> Path:
+    """Where the library is kept."""
+    return store.root() / "native"
 
 
 def instruction_set() -> str:
@@ -111,7 +121,22 @@ def _key(compiler: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile_once(compiler: str, path: Path) -> None:
+    """`_compile`, unless it failed before: nothing that it depends on has changed since."""
+    failed = path.with_suffix(".failed")
+    if failed.exists():
+        reason = failed.read_text(encoding="utf-8")
+        raise NativeUnavailable(f"{reason} (remembered: delete {failed} to try again)")
+    try:
+        with bars(sys.stderr.isatty()) as stage:
+            _compile(compiler, path, stage)
+    except NativeUnavailable as error:
+        with whole(failed) as partial:
+            partial.write_text(str(error), encoding="utf-8")
+        raise
+
+
+def _compile(compiler: str, path: Path, stage: Stage) -> None:
     """A process for each source and instruction set, as many at a time as there are cores; then linked and renamed
     into place.
     """
@@ -123,9 +148,12 @@ def _compile(compiler: str, path: Path) -> None:
         for name, flags in sets.items():
             for source in KERNELS:
                 commands[f"{work}/{source}.{name}.o"] = _command(compiler, source, *flags, f"-DPACELINE_ISA={name}")
-        whole = [[*command, "-o", made] for made, command in reversed(commands.items())]  # the last set takes longest
+        jobs = [[*command, "-o", made] for made, command in reversed(commands.items())]  # the last set takes longest
+        failed, done = "", stage("compiling the native tier, once", len(jobs))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            failed = "".join(pool.map(_errors, whole))
+            for count, errors in enumerate(pool.map(_errors, jobs), start=1):
+                failed += errors
+                done(count)
         failed = failed or _errors([compiler, "-shared", "-fopenmp", *commands, "-o", f"{work}/native.so"])
         if failed:
             lines = [line for line in failed.splitlines() if "error" in line.lower()]

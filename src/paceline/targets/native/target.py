@@ -20,6 +20,7 @@ from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 from paceline.targets.native.model import LayerWeights, NativeModel, Places, Sizes
 from paceline.targets.native.storage import Storage
+from paceline.targets.plain_weights import check_plain
 from paceline.targets.rope import RopeTables
 from paceline.targets.target import Target, as_target
 
@@ -56,9 +57,9 @@ class NativeTarget(Target):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, storage: str = "auto"
     ) -> None:
         super().__init__(model, tokenizer)
+        check_model(model)  # before anything is compiled for a model that cannot run
         library()
         self.dtype = torch.float32
-        self._check(model)
         attention = model.model.layers[0].self_attn
         self._shape = CacheShape(self.num_layers, self.config.num_key_value_heads, attention.head_dim)
         self._rope = RopeTables(model.model.rotary_emb, self.dtype, self.device, self.context)
@@ -114,24 +115,6 @@ class NativeTarget(Target):
         return KVCache(memory.view(torch.float32).view(size), np.zeros(batch, dtype=np.int64))
 
     # -- from the Hugging Face model -------------------------------------------------------------------------------
-    def _check(self, model: PreTrainedModel) -> None:
-        as_target(model)  # refuses what no tier supports
-        kind, config = self.config.model_type, self.config
-        if FAMILIES.get(kind) is not LLAMA:
-            raise UnsupportedModel(
-                f"the native tier runs {', '.join(k for k, f in FAMILIES.items() if f is LLAMA)}, not {kind}"
-            )
-        attention, rope = model.model.layers[0].self_attn, model.model.rotary_emb.rope_type
-        for fits, what in (
-            (config.hidden_act == "silu", f"activation {config.hidden_act}"),
-            (rope in STATIC_ROPE, f"rope type {rope}"),
-            (attention.head_dim <= MAX_HEAD_DIM and attention.head_dim % 2 == 0, f"head size {attention.head_dim}"),
-            (model.device.type == "cpu", f"device {model.device}"),
-            (model.dtype != torch.float64, "float64 (it computes in float32)"),
-        ):
-            if not fits:
-                raise UnsupportedModel(f"the native tier does not support {what}")
-
     def _pack(self, model: PreTrainedModel, mode: str) -> tuple[NativeModel, Packed]:
         config, decoder, shape = self.config, model.model, self._shape
         source = Path(config.name_or_path or "?", "source.gguf")
@@ -154,6 +137,26 @@ class NativeTarget(Target):
             decoder.layers[0].self_attn.scaling,
         )
         return NativeModel(sizes, layers, self._norm, output), embedding
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raises UnsupportedModel for what this tier, or no tier, runs."""
+    as_target(model)  # refuses what no tier supports
+    config = model.config.get_text_config()
+    if FAMILIES.get(config.model_type) is not LLAMA:
+        known = ", ".join(kind for kind, family in FAMILIES.items() if family is LLAMA)
+        raise UnsupportedModel(f"the native tier runs {known}, not {config.model_type}")
+    attention, rope = model.model.layers[0].self_attn, model.model.rotary_emb.rope_type
+    for fits, what in (
+        (config.hidden_act == "silu", f"activation {config.hidden_act}"),
+        (rope in STATIC_ROPE, f"rope type {rope}"),
+        (attention.head_dim <= MAX_HEAD_DIM and attention.head_dim % 2 == 0, f"head size {attention.head_dim}"),
+        (model.device.type == "cpu", f"device {model.device}"),
+        (model.dtype != torch.float64, "float64 (it computes in float32)"),
+    ):
+        if not fits:
+            raise UnsupportedModel(f"the native tier does not support {what}")
+    check_plain(model)
 
 
 def _pack_layer(storage: Storage, name: str, layer: Any) -> LayerWeights:
