@@ -31,7 +31,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 def plan_of(**options: Any) -> Plan:
-    defaults = {"iterations": 0, "c1": 32.0, "c2": 8.0, "depth": 4, "candidates": 24, "nodes": 24, "least": 0.0}
+    defaults = {"iterations": 0, "c1": 32.0, "c2": 8.0, "depth": 4, "candidates": 24, "nodes": 24, "min_score": 0.0}
     return Plan(**{**defaults, "rank": BY_PATH, "literal": False, **options})
 
 

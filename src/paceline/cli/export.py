@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from typer import Option
@@ -14,6 +15,8 @@ from paceline.cli.console import print_json
 if TYPE_CHECKING:
     from paceline.drafting.heads import TrainedHead
     from paceline.targets import Target
+
+Kind = TypeVar("Kind", bound="TrainedHead")
 
 app = typer.Typer(help="Write what was trained here for other programs.", no_args_is_help=False)
 
@@ -78,10 +81,10 @@ def medusa(
     as_json: Json = False,
 ) -> None:
     """Medusa heads in vLLM's layout, or in that of FasterDecoding/Medusa."""
-    from paceline.drafters.medusa.formats import write_medusa
+    from paceline.drafters.medusa.formats import read_medusa, write_medusa
     from paceline.drafters.medusa.head import MedusaHead
 
-    made, target, folder = _taken(MedusaHead, model, head, k)
+    made, target, folder = _taken(MedusaHead, read_medusa, model, head, k)
     write_medusa(made, target, out, layout, _dtype(dtype))
     _report(out, folder, {"heads": made.config.heads, "layers": made.config.layers}, as_json)
 
@@ -97,20 +100,22 @@ def eagle(
     as_json: Json = False,
 ) -> None:
     """An EAGLE head in vLLM's layout, or in that of SafeAILab/EAGLE."""
-    from paceline.drafters.eagle.formats import write_eagle
+    from paceline.drafters.eagle.formats import read_eagle, write_eagle
     from paceline.drafters.eagle.head import EagleHead
 
-    made, target, folder = _taken(EagleHead, model, head, k)
+    made, target, folder = _taken(EagleHead, read_eagle, model, head, k)
     write_eagle(made, target, out, layout, _dtype(dtype))
     _report(out, folder, {"layers": made.config.layers}, as_json)
 
 
-def _taken(kind: type[TrainedHead], model: str, head: str, layers: int | None) -> tuple[Any, Target, Path]:
+def _taken(
+    kind: type[Kind], read_public: Callable[[Path, Target], Kind], model: str, head: str, layers: int | None
+) -> tuple[Kind, Target, Path]:
     from paceline.targets import as_target
     from paceline.targets.sources import load_as_stored
 
     target = as_target(*load_as_stored(model))
-    made, folder = kind.take(head, target, layers=layers)
+    made, folder = kind.take(head, target, read_public, layers=layers)
     assert folder is not None
     return made, target, folder
 

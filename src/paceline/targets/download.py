@@ -110,6 +110,7 @@ def _json_api(wheel: Wheel, into: Path, seen: Callable[[int], None]) -> None:
                 file.write(chunk)
                 seen(file.tell())
     except urllib.error.HTTPError as error:
+        error.close()  # it is the reply as well
         raise DownloadError(f"the package index has no {wheel} (HTTP {error.code})") from error
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         raise DownloadError(f"no network: the package index cannot be reached to download {wheel}") from error
