@@ -18,6 +18,7 @@ from torch.nn import functional
 from paceline.errors import ModelError, UnsupportedModel
 from paceline.targets.families import FAMILIES, LLAMA
 from paceline.targets.linear import PackedLinear, PackedRows, PlainLinear
+from paceline.targets.plain_weights import check_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,22 +79,15 @@ def check(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     family, activation = FAMILIES.get(config.model_type), getattr(config, "hidden_act", None)
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    weights = [*model.parameters()]
     reasons = {
         f"models of type {config.model_type}": family is None,
         f"activation {activation}": activation != ("silu" if family is LLAMA else "gelu"),
         f"rotary embeddings of type {rope}": "dynamic" in rope or rope == "longrope",  # change with the length
-        "quantised weights": getattr(model, "hf_quantizer", None) is not None,
-        "adapters": any(
-            type(part).__module__.split(".")[0] not in ("torch", "transformers") for part in model.modules()
-        ),
-        "weights on several devices": len({weight.device for weight in weights}) != 1,
-        "weights of several types": len({weight.dtype for weight in weights}) != 1,
-        "weights that are not in memory": any(weight.is_meta for weight in weights),
     }
     for reason, found in reasons.items():
         if found:
             raise UnsupportedModel(f"the torch tier does not support {reason}: use the reference tier")
+    check_plain(model)
 
 
 @torch.no_grad()

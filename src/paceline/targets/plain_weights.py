@@ -15,28 +15,37 @@ from paceline.errors import ModifiedModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def check_plain(model: PreTrainedModel) -> None:
-    """Raises ModifiedModel for quantised modules, adapters, hooks, parametrisations and forwards that were replaced."""
-    for name, module in model.named_modules():
+    """Raises ModifiedModel for weights that are not plain floating-point tensors in memory, and for modules that do
+    more than use them: those of quantisers and adapters, hooks, parametrisations, replaced forwards.
+    """
+    weights = [*model.parameters()]
+    reasons = {
+        "quantised weights": getattr(model, "hf_quantizer", None) is not None
+        or any(weight.dtype not in FLOATS for weight in weights),
+        "weights on several devices": len({weight.device for weight in weights}) != 1,
+        "weights of several types": len({weight.dtype for weight in weights}) != 1,
+        "weights that are not in memory": any(weight.is_meta for weight in weights),
+    }
+    found = next((reason for reason, is_so in reasons.items() if is_so), "")
+    for name, module in () if found else model.named_modules():
         if what := _more_than_weights(module):
-            raise ModifiedModel(f"{name or 'the model'} {what}: only Hugging Face's own modules run it")
+            found = f"{what} ({name or 'the model itself'})"
+            break
+    if found:
+        raise ModifiedModel(f"the fast tiers do not support {found}: use the reference tier")
 
 
 def _more_than_weights(module: nn.Module) -> str:
     """What a module has besides its weights; empty where it has nothing."""
     kind = type(module)
-    weights = list(module.parameters(recurse=False))
-    if any(weight.dim() > 1 for weight in weights) and kind not in (nn.Linear, nn.Embedding):
-        if kind.__module__.startswith("transformers.models."):
-            return ""  # a part of the model itself: whether a tier knows it is the tier's affair
-        return f"is a {kind.__name__}, not a plain matrix"
-    if strange := [weight.dtype for weight in weights if weight.dtype not in PLAIN]:
-        return f"has weights of type {str(strange[0]).removeprefix('torch.')}"
+    if kind.__module__.split(".")[0] not in ("torch", "transformers"):
+        return f"adapters, or a {kind.__name__} of another library"
     if is_parametrized(module):
-        return "has parametrised weights"
+        return "parametrised weights"
     if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
-        return "has a hook, or another forward than its class"
+        return "hooks, or a forward that was replaced"
     return ""

@@ -15,7 +15,6 @@ from paceline.targets import fused
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
 from paceline.targets.plain_ops import PlainOps
-from paceline.targets.plain_weights import check_plain
 from paceline.targets.rope import RopeTables
 from paceline.targets.target import Target, as_target
 
@@ -147,7 +146,6 @@ def check_model(model: PreTrainedModel) -> None:
     """Raises UnsupportedModel for what no tier runs, or only the reference tier."""
     as_target(model)
     fused.check(model)
-    check_plain(model)
 
 
 def make_torch_target(
