@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from paceline.targets.target import Target, as_target
 from targets.test_families import bushy
 from tiny import small_llama
 from tiny_gguf import write_gguf
+from told import told
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C++ compiler with OpenMP")
 
@@ -447,6 +449,7 @@ def test_unavailable(
         (tmp_path / "c++").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build, "folder", lambda: cache_dir)
     build.library.cache_clear()
     try:
         assert not available()
@@ -456,6 +459,27 @@ def test_unavailable(
         build.library.cache_clear()
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_compilation_that_failed_is_remembered(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line tells how to try again; until then no compiler is started but to ask for its version."""
+    compiler, asked = tmp_path / "c++", tmp_path / "asked"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {asked}\necho "x.cpp:1: fatal error: no omp.h" >&2; exit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build, "folder", lambda: cache_dir)
+    for words in ("fatal error: no omp.h", "fatal error: no omp.h (remembered: delete"):
+        asked.unlink(missing_ok=True)
+        build.library.cache_clear()
+        try:
+            with told(NativeUnavailable, re.escape(words)):
+                build.library()
+        finally:
+            build.library.cache_clear()
+    assert asked.read_text() == "--version\n"
 
 
 @pytest.mark.parametrize(("inputs", "near"), [(64, 0.02), (40, 1e-6)])
