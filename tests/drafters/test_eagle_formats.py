@@ -123,7 +123,7 @@ class TestReading:
     def test_original(self, name: str, layers: int, bias: bool, target: Target, tmp_path: Path) -> None:
         """Number of layers and bias are what the tensors say."""
         tensors = public(layers, bias)
-        head = read_eagle(folder_of(tmp_path / "head", tensors, name), target)
+        head, _ = EagleHead.take(folder_of(tmp_path / "head", tensors, name), target, read_eagle)
         assert (head.config.layers, head.config.bias) == (layers, bias)
         torch.testing.assert_close(guessed(head), by_hand(tensors, CONFIG), rtol=0, atol=1e-5)
 
@@ -191,11 +191,11 @@ class TestReading:
             read_eagle(folder_of(tmp_path / "mamba", public(1), model_type="mamba"), target)
         path = folder_of(tmp_path / "odd", public(1), num_attention_heads=0)
         with told(CheckpointError, "does not make layers"):
-            read_eagle(path, target)
+            EagleHead.take(path, target, read_eagle)
         (path / "model.safetensors").unlink()
         (path / "pytorch_model.bin").write_bytes(b"not a pickle")
         with told(CheckpointError, "pytorch_model.bin is damaged"):
-            read_eagle(path, target)
+            EagleHead.take(path, target, read_eagle)
 
 
 class TestWriting:
@@ -204,7 +204,7 @@ class TestWriting:
     def test_round_trip(self, layout: Any, bias: bool, target: Target, tmp_path: Path) -> None:
         head = made(bias=bias)
         write_eagle(head, target, tmp_path / "out", layout)
-        read = read_eagle(tmp_path / "out", target)
+        read, _ = EagleHead.take(tmp_path / "out", target, read_eagle)
         kept, again = head.state_dict(), read.state_dict()
         assert all(torch.equal(again[name], kept[name]) for name in kept)
         torch.testing.assert_close(guessed(read), guessed(head))

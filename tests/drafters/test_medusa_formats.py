@@ -78,7 +78,7 @@ class TestReading:
     def test_original(self, name: str, target: Target, tmp_path: Path) -> None:
         """The published configuration's number of heads is wrong; the tensors are right."""
         tensors = original()
-        head = read_medusa(folder_of(tmp_path / "head", tensors, name), target)
+        head, _ = MedusaHead.take(folder_of(tmp_path / "head", tensors, name), target, read_medusa)
         assert (head.config.heads, head.config.layers, head.config.vocabulary) == (HEADS, K, "own")
         for i in range(HEADS):
             x = FEATURES
@@ -144,16 +144,16 @@ class TestReading:
         path = folder_of(tmp_path / "empty", original())
         (path / "medusa_lm_head.safetensors").write_bytes(b"\0" * 99)
         with told(CheckpointError, "damaged"):
-            read_medusa(path, target)
+            MedusaHead.take(path, target, read_medusa)
         (path / "medusa_lm_head.safetensors").unlink()
         with told(CheckpointError, "there are no weights in"):
-            read_medusa(path, target)
+            MedusaHead.take(path, target, read_medusa)
         (path / "config.json").write_text("{")
         with told(CheckpointError, "not JSON"):
-            read_medusa(path, target)
+            MedusaHead.take(path, target, read_medusa)
         (path / "config.json").unlink()
         with told(CheckpointError, "there is no Medusa head in"):
-            read_medusa(path, target)
+            MedusaHead.take(path, target, read_medusa)
 
     def test_a_pickle_with_code_in_it(self, target: Target, tmp_path: Path) -> None:
         class Code:
@@ -183,7 +183,7 @@ class TestWriting:
     def test_round_trip(self, layout: Any, vocabulary: str, target: Target, tmp_path: Path) -> None:
         head = made(vocabulary=vocabulary)
         write_medusa(head, target, tmp_path / "out", layout)
-        read = read_medusa(tmp_path / "out", target)
+        read, _ = MedusaHead.take(tmp_path / "out", target, read_medusa)
         assert all(torch.equal(getattr(read, name), getattr(head, name)) for name in ("weight", "bias", "matrix"))
         assert read.config.vocabulary == ("own" if vocabulary == "own" else "shared")
         assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
