@@ -1,0 +1,123 @@
+"""Decoding speed of this checkout against another one's: `python benchmarks/against.py OTHER/src`.
+
+Each side is a process of its own over its own sources. They take turns prompt by prompt, so that a machine whose speed
+drifts is unfair to neither, and their token ids must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+METHODS = ("none", "prompt-lookup", "trigram", "eagle")
+TIERS = ("torch", "native")
+
+
+class Side:
+    """A process that decodes with the sources in a folder."""
+
+    def __init__(self, sources: Path, tier: str, model: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--worker", tier, model],
+            env=os.environ | {"PYTHONPATH": str(sources)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, **what: Any) -> dict[str, Any]:
+        assert self.process.stdin
+        assert self.process.stdout
+        print(json.dumps(what), file=self.process.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def work(tier: str, model: str) -> None:
+    """One side: a line in, a line out."""
+    out, sys.stdout = sys.stdout, sys.stderr
+    import paceline
+
+    llm = paceline.load(model, tier=tier, drafter="none")
+    made = {"none": llm}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        name = asked["method"]
+        if name not in made:
+            made[name] = llm.method(name)
+        started = time.perf_counter()
+        output = made[name].generate(asked["prompt"], max_new_tokens=asked["tokens"], eos=())
+        seconds = time.perf_counter() - started
+        assert not isinstance(output, list)
+        print(json.dumps({"seconds": seconds, "tokens": output.tokens}), file=out, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, nargs="?", help="the other checkout's src")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--tiers", default=",".join(TIERS))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--prompts", type=Path, default=HERE / "prompts" / "tuning.jsonl")
+    parser.add_argument("--limit", type=int, default=6, help="first prompts only")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    if args.worker:
+        work(*args.worker)
+        return
+    if args.other is None or not (args.other / "paceline").is_dir():
+        parser.error("name the other checkout's src, the folder that holds paceline/")
+    prompts = [json.loads(line)["turns"][0] for line in args.prompts.read_text().splitlines()][: args.limit]
+    print(
+        "| tier | method | speed against the other's, median | quartiles | of the fastest | ids |",
+        "| --- | --- | --: | --: | --: | --- |",
+        sep="\n",
+    )
+    for tier in args.tiers.split(","):
+        sides = [Side(sources, tier, args.model) for sources in (HERE.parent / "src", args.other.absolute())]
+        for method in args.methods.split(","):
+            compare(sides, tier, method, prompts, args)
+        for side in sides:
+            side.close()
+
+
+def compare(sides: list[Side], tier: str, method: str, prompts: list[str], args: argparse.Namespace) -> None:
+    ratios, fastest, same = [], [0.0, 0.0], True
+    for prompt in prompts:
+        for side in sides:  # a first time, which neither is judged by
+            side.ask(method=method, prompt=prompt, tokens=8)
+        least = [float("inf")] * 2
+        for repeat in range(args.repeats):
+            found: list[dict[str, Any]] = [{}, {}]
+            for at in (0, 1) if repeat % 2 else (1, 0):
+                found[at] = sides[at].ask(method=method, prompt=prompt, tokens=args.tokens)
+            same = same and found[0]["tokens"] == found[1]["tokens"]
+            least = [min(a, b["seconds"]) for a, b in zip(least, found, strict=True)]
+            ratios.append(found[1]["seconds"] / found[0]["seconds"])
+        fastest = [a + b for a, b in zip(fastest, least, strict=True)]
+    ratios.sort()
+    low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+    print(
+        f"| {tier} | `{method}` | {median(ratios):.2f} | {low:.2f} to {high:.2f} | {fastest[1] / fastest[0]:.2f} "
+        f"| {'equal' if same else 'DIFFER'} |",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
