@@ -38,12 +38,14 @@ class PassProfile(Timing):
 
 @dataclass(frozen=True)
 class Profile:
-    """Attributes:
-    model: as it was named, for reports; `key` as `model_key` has it.
-    exact, exactness: as of the target.
-    noise: largest difference of a logit of the same token between widths, as measured; 0 if the target is exact.
-    passes: by width k, one pass over k new tokens behind `context` committed ones, batch 1.
-    drafts: by drafter, one drafted token. None: it proposed nothing on the text it was measured on.
+    """Everything measured of one target, and on what.
+
+    Attributes:
+        model: as it was named, for reports; `key` as `model_key` has it.
+        exact, exactness: as of the target.
+        noise: largest difference of a logit of the same token between widths, as measured; 0 if the target is exact.
+        passes: by width k, one pass over k new tokens behind `context` committed ones, batch 1.
+        drafts: by drafter, one drafted token. None: it proposed nothing on the text it was measured on.
     """
 
     model: str

@@ -43,9 +43,11 @@ class Timing:
 
 
 class Passes(NamedTuple):
-    """Attributes:
-    timings: by width.
-    noise: largest difference of a logit of the first token between widths; 0 when they have the same bits.
+    """The passes of one target.
+
+    Attributes:
+        timings: by width.
+        noise: largest difference of a logit of the first token between widths; 0 when they have the same bits.
     """
 
     timings: dict[int, Timing]

@@ -24,7 +24,9 @@ _FORMATS |= {"BOOL": "?", "UINT64": "Q", "INT64": "q", "FLOAT64": "d"}
 
 
 class Blocks:
-    """Args:
+    """A GGUF file's matrices as they are stored.
+
+    Args:
         heads: number of heads of the modules that have any, by the last part of their names.
 
     Raises:
