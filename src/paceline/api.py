@@ -179,8 +179,8 @@ def load(
         tokenizer: of a model passed as an object.
         verifier: "auto", "match" or "rejection": see `Request`.
         dtype, device: as for `from_pretrained`; dtype default is float32 on a CPU, elsewhere the checkpoint's.
-        tier: how the target pass runs (see `paceline.targets.TIERS`); default the fast one for a model loaded here,
-            "reference" for one passed as an object, whose weights other tiers would take over.
+        tier: how the target pass runs: one of `paceline.targets.TIERS`, or "auto". That is the fastest that runs a
+            model loaded here, and "reference" for one passed as an object, whose weights other tiers would take over.
         exact: True insists on greedy output being plain decoding's bit for bit, which the torch and native tiers
             promise in float32 on the CPU; False takes torch's own attention in the torch tier. Default: what the tier
             promises.

@@ -325,6 +325,75 @@ class TestSteps:
         assert (a.output, b.output) == (b.output + a.output[3:], a.output[:3])
         assert engine.idle
 
+    def test_a_round_that_fails_ends_all_that_took_part(self) -> None:
+        """How far each of them came, nobody knows; those that come later are not harmed."""
+
+        def fail(ids: torch.Tensor, scores: object) -> torch.Tensor:
+            raise RuntimeError("the criterion failed")
+
+        engine, (before, after) = self.engine(rows=3, slots=16), (self.request(4), self.request(4))
+        failing = Request([1, 2], limit=4, policy=Fixed(k=0), stop_when=fail)
+        for request in (before, failing, after):
+            engine.add(request)
+        with pytest.raises(RuntimeError, match="criterion"):
+            engine.step()
+        assert engine.idle
+        assert [request.finish_reason for request in (before, failing, after)] == ["cancelled"] * 3
+        again, alone = self.request(4), self.request(4)
+        engine.add(again)
+        while not engine.idle:
+            engine.step()
+        list(self.engine().run([alone]))
+        assert again.output == alone.output
+
+    def test_a_prompt_that_cannot_be_read_ends_its_own_request_only(self) -> None:
+        class Picky(NoDrafter):
+            def begin(self, row: Row, hidden: object) -> None:
+                if row.ids[0] == 9:
+                    raise ValueError("not this prompt")
+
+        engine = Engine(self.target, Picky(self.target), rows=2, slots=16)
+        good, bad = self.request(3), self.request(3, [9, 2])
+        engine.add(good)
+        engine.add(bad)
+        engine.step()
+        assert (bad.finish_reason, str(bad.error), bad.output) == ("error", "not this prompt", [])
+        one, other = engine.run([self.request(5)]), engine.run([self.request(2, [9, 2])])
+        next(one)  # this step would have let both in
+        with pytest.raises(ValueError, match="not this prompt"):
+            next(other)
+        assert len(list(one)[-1].output) == 5
+        assert len(good.output) == 3
+
+    def test_a_drafter_follows_one_engine_at_a_time(self) -> None:
+        """Whoever is idle may take it over; its buffers are then made for the other cache."""
+        drafter = DraftModel(self.target, model=self.target)
+        fixed, other = Engine(self.target, drafter, rows=1, slots=24), Engine(self.target, drafter)
+        alone = list(self.engine().run([self.request(8)]))[-1].output
+
+        def ask() -> Request:
+            return Request([1, 2], limit=8, policy=Fixed(k=2))
+
+        for engine in (fixed, other, fixed):
+            [*_, last] = engine.run([ask()])
+            assert last.output == alone
+        fixed.add(first := ask())
+        fixed.step()
+        with pytest.raises(OptionError, match="another engine is decoding with this drafter"):
+            next(other.run([ask()]))
+        while not fixed.idle:
+            fixed.step()
+        assert first.output == alone
+
+    def test_an_idle_engine_without_a_size_keeps_no_cache(self) -> None:
+        engine = self.engine()
+        engine.add(self.request(2))
+        engine.step()
+        assert engine._cache is not None
+        engine.step()
+        assert engine.idle
+        assert engine._cache is None
+
     def test_a_request_is_decoded_once(self) -> None:
         engine, request = self.engine(rows=1, slots=16), self.request(2)
         engine.add(request)

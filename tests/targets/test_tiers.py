@@ -99,7 +99,42 @@ def parametrised(model: hf.PreTrainedModel) -> None:
     torch.nn.utils.parametrizations.weight_norm(model.model.layers[0].mlp.down_proj)
 
 
+def fewer_layers(model: hf.PreTrainedModel) -> None:
+    del model.model.layers[1:]
+
+
+def one_layer_twice(model: hf.PreTrainedModel) -> None:
+    model.model.layers[2] = model.model.layers[0]
+
+
+def another_activation(model: hf.PreTrainedModel) -> None:
+    model.model.layers[1].mlp.act_fn = torch.nn.GELU()
+
+
+def another_scale(model: hf.PreTrainedModel) -> None:
+    model.model.layers[1].self_attn.scaling = 0.5
+
+
+def another_epsilon(model: hf.PreTrainedModel) -> None:
+    model.model.layers[2].input_layernorm.variance_epsilon = 1e-2
+
+
+def another_norm(model: hf.PreTrainedModel) -> None:
+    model.model.norm = torch.nn.LayerNorm(32)
+
+
+def no_mlp(model: hf.PreTrainedModel) -> None:
+    model.model.layers[0].mlp = torch.nn.Identity()
+
+
 CHANGES = {
+    fewer_layers: r"a decoder that was changed \(1 layers",
+    one_layer_twice: r"a decoder that was changed \(3 layers .* or some twice",
+    another_activation: r"a decoder that was changed \(layers.1: mlp.act_fn",
+    another_scale: r"a decoder that was changed \(layers.1: self_attn",
+    another_epsilon: r"a decoder that was changed \(layers.2: input_layernorm",
+    another_norm: r"a decoder that was changed \(norm: itself",
+    no_mlp: r"a decoder that was changed \(layers.0: mlp",
     hooked: r"hooks, or a forward that was replaced \(model.layers.1\)",
     replaced: r"hooks, or a forward that was replaced \(model.layers.0.mlp\)",
     adapted: r"adapters, or a Adapted of another library \(model.layers.2.self_attn.o_proj\)",
@@ -118,6 +153,7 @@ def test_models_that_are_more_than_their_weights(
     for tier in FAST:
         with told(UnsupportedModel, rf"the fast tiers do not support ({CHANGES[change]}).*: use the reference tier"):
             make_target(model, tier=tier)
+    assert not any(weight.is_meta or not weight.numel() for weight in model.parameters())
     named(monkeypatch, model)
     with caplog.at_level(logging.WARNING, "paceline"):
         assert load_target("any").tier == "reference"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from paceline.decoding.request import CANCELLED, NO_ROW, Request
+from paceline.decoding.request import CANCELLED, FAILED, NO_ROW, Request
 from paceline.decoding.stats import Clock, Round
 from paceline.decoding.verify import Outcome, verify
 from paceline.drafting.tree import TokenTree, tree_span
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from paceline.drafting.base import Drafter
     from paceline.targets.cache import KVCache
     from paceline.targets.target import PassOutput, Target
+
+
+#: Which engine each drafter was last made to follow: its buffers are made for one cache.
+_leaders: WeakKeyDictionary[Drafter, ref[Engine]] = WeakKeyDictionary()
 
 
 class Emitted(NamedTuple):
@@ -49,7 +53,8 @@ class Engine:
         self._rows: list[Request] = []  # decoding; a request's slot is its index
         self._waiting: deque[Request] = deque()
         self._cache: KVCache | None = None
-        self._fixed = rows is not None
+        self._followed = False  # whether the drafter's buffers are made for this cache
+        self._fixed, self._runs = rows is not None, 0
         if rows is not None and slots is not None:
             require(min(rows, slots) >= 1, f"an engine has at least 1 row and 1 slot, not {rows} and {slots}")
             self._allocate(rows, slots)
@@ -78,26 +83,36 @@ class Engine:
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:
         """End a request here and now, whether it waits or decodes; its row is free. One that ended is left alone."""
-        if request.finish_reason:
-            return
-        request.finish_reason = CANCELLED
+        request.finish_reason = request.finish_reason or CANCELLED
         if request in self._rows:
             self._leave(request)
-        else:
-            with suppress(ValueError):  # it never came
-                self._waiting.remove(request)
+        elif request in self._waiting:
+            self._waiting.remove(request)
 
     @torch.inference_mode()
     def step(self) -> list[Emitted]:
         """One round: requests that wait join where there is a row, all are decoded, and those that ended leave.
 
-        Returns what each row was given, in no particular order; nothing when the engine is idle.
+        A request whose prompt cannot be read ends with the reason "error", and its `error` says why. A round that
+        fails ends all requests that took part in it, since nobody knows how far each of them came.
+
+        Returns:
+            What each row was given, in no particular order; nothing when the engine is idle.
+
+        Raises:
+            OptionError: another engine is decoding with this engine's drafter.
         """
         self._admit()
-        emitted = self._round(self._rows) if self._rows else []
+        try:
+            emitted = self._round(self._rows) if self._rows else []
+        except BaseException:
+            for request in self._rows[::-1]:
+                self.cancel(request)
+            raise
         for request, _ in reversed(emitted):  # from the back: rows that end are not moved first
             if request.finish_reason:
                 self._leave(request)
+        self._release()
         return emitted
 
     def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
@@ -114,25 +129,28 @@ class Engine:
             self._check(request)
         to_come, going = deque(requests), dict[Request, int]()  # rounds of each that have been told
         batch = min(batch or len(requests), len(requests))
+        self._runs += 1
         try:
             self._make_room(batch, max(map(self.slots, requests), default=0))
             while to_come or going:
                 while to_come and len(going) < batch:
                     going[to_come[0]] = 0
                     self.add(to_come.popleft())
-                if not any(len(request.stats.rounds) > told for request, told in going.items()):
+                if not any(len(request.stats.rounds) > told or request.error for request, told in going.items()):
                     self.step()
                 for request, told in list(going.items()):
                     if len(request.stats.rounds) > told:
                         going[request] = len(request.stats.rounds)
                         yield request
+                    if request.error:
+                        raise request.error
                     if request.finish_reason:
                         del going[request]
         finally:
             for request in going:
                 self.cancel(request)
-            if self.idle and not self._fixed:
-                self._cache = None
+            self._runs -= 1
+            self._release()
 
     # -- one round -------------------------------------------------------------------------------------------------
     def _round(self, rows: list[Request]) -> list[Emitted]:
@@ -198,19 +216,46 @@ class Engine:
     @torch.inference_mode()
     def _allocate(self, rows: int, slots: int) -> None:
         self._cache = None  # what there was is free before there is more
-        self._cache = self.target.new_cache(rows, slots)
-        self.drafter.start(self._cache)
+        self._cache, self._followed = self.target.new_cache(rows, slots), False
+
+    def _release(self) -> None:
+        """Give the cache back, when nobody needs it and it may be of another size next time."""
+        if self.idle and not self._fixed and not self._runs:
+            self._cache = None
+
+    def _lead(self) -> None:
+        """Have the drafter follow this engine's cache, unless it does already."""
+        other = _leaders.get(self.drafter, lambda: None)()
+        if other is self and self._followed:
+            return
+        require(
+            other is None or not other._rows or other is self,
+            "another engine is decoding with this drafter: wait until it is done, or make a drafter for each engine",
+        )
+        self._start_drafter(self._allocated)
+        _leaders[self.drafter], self._followed = ref(self), True
+
+    def _start_drafter(self, cache: KVCache) -> None:
+        self.drafter.start(cache)
 
     def _admit(self) -> None:
         if self._waiting and not self._rows:
             self._make_room(len(self._waiting), max(map(self.slots, self._waiting)))
+            self._lead()
         while self._waiting and len(self._rows) < self._allocated.batch:
             if self.slots(self._waiting[0]) > self._allocated.capacity:
                 break  # those that came later wait with it
-            self._join(self._waiting.popleft())
+            request = self._waiting.popleft()
+            try:
+                self._join(request)
+            except Exception as error:
+                request.error, request.finish_reason, request.slot = error, FAILED, NO_ROW
+            except BaseException:
+                self.cancel(request)
+                raise
 
     def _join(self, request: Request) -> None:
-        started = time.perf_counter()
+        request.joined = time.perf_counter()
         request.slot = len(self._rows)
         own = self._allocated.rows(request.slot, request.slot + 1)
         own.lengths[0] = 0
@@ -219,13 +264,12 @@ class Engine:
         if request.policy.reads_hidden and len(request.ids) > 1:
             request.policy.begin_round(hidden[self.target.num_layers][-1])
         self.drafter.begin(request, hidden)
-        request.stats.prefill_seconds = time.perf_counter() - started
-        request.stats.seconds = -started  # the end is added when the request leaves
+        request.stats.prefill_seconds = time.perf_counter() - request.joined
         self._rows.append(request)
 
     def _leave(self, request: Request) -> None:
         """Drop a row; the last one takes its place."""
-        request.stats.seconds += time.perf_counter()
+        request.stats.seconds = time.perf_counter() - request.joined
         last = self._rows.pop()
         if last is not request:
             self._allocated.move(last.slot, request.slot)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.policies.base import StoppingPolicy
 
 VERIFIERS = ("auto", "match", "rejection")
-CANCELLED = "cancelled"  # the finish reason of a request that was given up
+CANCELLED, FAILED = "cancelled", "error"  # finish reasons of requests that were given up, or could not begin
 NEW, NO_ROW = -1, -2  # the slot of a request that no engine has seen, and of one that waits or has left
 
 
@@ -71,6 +71,8 @@ class Request:
         self.slot = NEW
         self.state: Any = None
         self.finish_reason: str | None = None
+        self.error: Exception | None = None  # why it could not begin
+        self.joined = 0.0  # when it got its row, by the clock that measures rounds
         self._unread: list[Piece] = []
 
     @property

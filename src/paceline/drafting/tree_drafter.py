@@ -35,7 +35,7 @@ class TreeDrafter(Drafter):
     draw nothing at random, so that a candidate may be left out whatever it is.
 
     Args:
-        budget: most nodes of a tree; "auto": as many as pay on this machine, see `drafters.budget`.
+        budget: most nodes of a tree; "auto": as many as pay on this machine, see `drafting.budget`.
     """
 
     def __init__(self, target: Target, budget: int | str) -> None:

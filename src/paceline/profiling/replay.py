@@ -56,9 +56,8 @@ class _WithoutTarget(Engine):
         target: Any = _NoTarget()
         super().__init__(target, drafter)
 
-    def _allocate(self, rows: int, slots: int) -> None:
-        super()._allocate(rows, slots)
-        self.drafter.start(_NOTHING)  # a drafter that reads the target's cache says so
+    def _start_drafter(self, cache: KVCache) -> None:
+        self.drafter.start(_NOTHING)  # one that reads the target's cache says so
 
 
 class _NoTarget:

@@ -32,6 +32,7 @@ class KVCache:
     def __init__(self, store: Float[Tensor, "layers 2 batch kv_heads capacity head_dim"], lengths: np.ndarray) -> None:
         self.store = store
         self.lengths = lengths
+        self._first: dict[int, KVCache] = {}  # views of the first rows, by their number
         self._layers = [layer.unbind() for layer in store.unbind()]  # views made once: they cost more than a write
 
     @classmethod
@@ -54,6 +55,10 @@ class KVCache:
         """A view of the rows `start .. stop-1`."""
         if (start, stop) == (0, self.batch):
             return self
+        if start == 0:  # a round's, asked for again and again
+            if stop not in self._first:
+                self._first[stop] = KVCache(self.store[:, :, :stop], self.lengths[:stop])
+            return self._first[stop]
         return KVCache(self.store[:, :, start:stop], self.lengths[start:stop])
 
     def write(self, layer: int, span: Span, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -158,7 +158,10 @@ def _compile(compiler: str, path: Path, stage: Stage) -> None:
         if failed:
             lines = [line for line in failed.splitlines() if "error" in line.lower()]
             reason = lines[0].strip() if lines else "no message"
-            raise NativeUnavailable(f"the native tier could not be compiled with {compiler}: {reason}")
+            raise NativeUnavailable(
+                f"the native tier could not be compiled with {compiler}, which needs C++20 and OpenMP (g++ has both): "
+                f"{reason}"
+            )
         Path(work, "native.so").replace(path)
 
 
@@ -167,9 +170,13 @@ def _command(compiler: str, source: str, *flags: str) -> list[str]:
 
 
 def _errors(command: list[str]) -> str:
-    """What a command that failed has said."""
+    """What a command that failed has said. Raises OSError for what may be otherwise next time."""
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    return (done.stderr or "no message\n") if done.returncode else ""
+    if done.returncode < 0:
+        raise OSError(f"{command[0]} was ended by signal {-done.returncode}: is there enough memory?")
+    if "No space left" in done.stderr:
+        raise OSError("the disk is full")
+    return (done.stderr or "error: no message\n") if done.returncode else ""
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

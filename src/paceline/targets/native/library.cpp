@@ -2,6 +2,9 @@
 //
 // PACELINE_ISAS lists the instruction sets that the library was compiled for, the slowest first: ISA(name) ISA(name)...
 #include <omp.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <atomic>
 #include <chrono>
@@ -30,7 +33,10 @@ constexpr Isa ISAS[] = {PACELINE_ISAS};
 bool runs_here([[maybe_unused]] const char* name) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    unsigned a, b, features = 0, d;
+    __get_cpuid(1, &a, &b, &features, &d);
+    const bool f16c = features & bit_F16C;  // a hypervisor may hide it
+    const bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (!std::strcmp(name, "avx2")) return avx2;
     if (!std::strcmp(name, "avx512"))
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&

@@ -122,7 +122,7 @@ class NativeTarget(Target):
         storage = Storage(mode, source if source.is_file() else None, self.num_layers, heads)
         layers = [_pack_layer(storage, f"model.layers.{i}", layer) for i, layer in enumerate(decoder.layers)]
         embed, head = decoder.embed_tokens, model.get_output_embeddings()
-        tied = head.weight.data_ptr() == embed.weight.data_ptr()
+        tied = head.weight.data_ptr() == embed.weight.data_ptr() and head.bias is None
         embedding = storage.pack({"model.embed_tokens": embed})
         output = embedding if tied else storage.pack({"lm_head": head})
         if tied:
@@ -141,11 +141,11 @@ class NativeTarget(Target):
 
 def check_model(model: PreTrainedModel) -> None:
     """Raises UnsupportedModel for what this tier, or no tier, runs."""
-    as_target(model)  # refuses what no tier supports
     config = model.config.get_text_config()
     if FAMILIES.get(config.model_type) is not LLAMA:
         known = ", ".join(kind for kind, family in FAMILIES.items() if family is LLAMA)
         raise UnsupportedModel(f"the native tier runs {known}, not {config.model_type}")
+    as_target(model)  # refuses what no tier supports
     attention, rope = model.model.layers[0].self_attn, model.model.rotary_emb.rope_type
     for fits, what in (
         (config.hidden_act == "silu", f"activation {config.hidden_act}"),
