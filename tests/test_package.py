@@ -63,3 +63,10 @@ def test_the_changelog_begins_with_what_is_unreleased_and_then_this_version():
 
 def test_type_checkers_are_told_that_there_are_types():
     assert (Path(paceline.__file__).parent / "py.typed").is_file()
+
+
+def test_no_two_classes_share_a_name():
+    """Who reads one name in two files should not have to ask which is meant."""
+    files = (ROOT / "src").rglob("*.py")
+    names = [name for file in files for name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE)]
+    assert [name for name in set(names) if names.count(name) > 1] == []

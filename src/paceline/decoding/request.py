@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList
 from paceline.decoding.sampling import NodeProcessors, Noise
 from paceline.decoding.stats import TARGET, Stats
 from paceline.decoding.text import Piece, TextStream
-from paceline.decoding.verify import Outcome, Rule, draw
+from paceline.decoding.verify import Outcome, Verification, draw
 from paceline.errors import require
 
 if TYPE_CHECKING:
@@ -102,13 +102,13 @@ class Request:
         return draw(q, self.noise.draft()) if self.sampling else int(q.argmax())
 
     # -- what verification uses ------------------------------------------------------------------------------------
-    def rule(self, tree: TokenTree) -> Rule:
+    def verification(self, tree: TokenTree) -> Verification:
         if self._script is not None:
-            return Rule.SCRIPT
+            return Verification.SCRIPT
         if not self.sampling:
-            return Rule.GREEDY if self.processors else Rule.ARGMAX
+            return Verification.GREEDY if self.processors else Verification.ARGMAX
         match = self.verifier == "match" or (self.verifier == "auto" and not tree.sampled)
-        return Rule.MATCH if match else Rule.REJECTION
+        return Verification.MATCH if match else Verification.REJECTION
 
     def scores(self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
         tokens = tree.tokens

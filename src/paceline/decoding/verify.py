@@ -1,8 +1,8 @@
 """Lossless verification: which drafted tokens stand, and which token the target adds.
 
-`verify` judges a round: each request names its `Rule`, and pure functions of its tree and of the target's distributions
-`p` at the tree's nodes do the rest. Under each of them the output is distributed exactly as plain decoding would: that
-is the whole of paceline's losslessness, and it is tested here.
+`verify` judges a round: each request names its `Verification`, and pure functions of its tree and of the target's
+distributions `p` at the tree's nodes do the rest. Under each of them the output is distributed exactly as plain
+decoding would: that is the whole of paceline's losslessness, and it is tested here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Uniform = Callable[[], float]  # the next of a stream of independent draws from [0, 1)
 
 
-class Rule(Enum):
+class Verification(Enum):
     """How a request's trees are verified."""
 
     ARGMAX = "follow the likeliest token of the raw logits"
@@ -33,12 +33,12 @@ class Rule(Enum):
     SCRIPT = "follow a known text, whatever the target says"
 
 
-class Judged(Protocol):
+class VerifiedRequest(Protocol):
     """What verification needs of a request."""
 
     slot: int
 
-    def rule(self, tree: TokenTree) -> Rule:
+    def verification(self, tree: TokenTree) -> Verification:
         """Which verification this tree gets."""
         ...
 
@@ -65,27 +65,29 @@ class Outcome(NamedTuple):
 
 
 def verify(
-    rows: Sequence[Judged], trees: Sequence[TokenTree], logits: Float[Tensor, "batch width vocab"]
+    rows: Sequence[VerifiedRequest], trees: Sequence[TokenTree], logits: Float[Tensor, "batch width vocab"]
 ) -> list[Outcome]:
-    """The outcome of each row's tree under the row's own rule; `logits` are padded to the widest tree."""
-    rules = [row.rule(tree) for row, tree in zip(rows, trees, strict=True)]
-    likeliest = argmax(logits) if Rule.ARGMAX in rules else []  # of all rows at once
+    """The outcome of each row's tree under the verification that it names; `logits` are padded to the widest tree."""
+    chosen = [row.verification(tree) for row, tree in zip(rows, trees, strict=True)]
+    likeliest = argmax(logits) if Verification.ARGMAX in chosen else []  # of all rows at once
     outcomes = []
-    for row, tree, rule in zip(rows, trees, rules, strict=True):
-        if rule is Rule.ARGMAX:
+    for row, tree, how in zip(rows, trees, chosen, strict=True):
+        if how is Verification.ARGMAX:
             outcomes.append(walk(tree, likeliest[row.slot]))
-        elif rule is Rule.SCRIPT:
+        elif how is Verification.SCRIPT:
             outcomes.append(walk(tree, row.script(tree)))
         else:
-            outcomes.append(_by_scores(row, tree, rule, row.scores(tree, logits[row.slot, : len(tree)])))
+            outcomes.append(_by_scores(row, tree, how, row.scores(tree, logits[row.slot, : len(tree)])))
     return outcomes
 
 
-def _by_scores(row: Judged, tree: TokenTree, rule: Rule, scores: Float[Tensor, "nodes vocab"]) -> Outcome:
-    if rule is Rule.GREEDY:
+def _by_scores(
+    row: VerifiedRequest, tree: TokenTree, how: Verification, scores: Float[Tensor, "nodes vocab"]
+) -> Outcome:
+    if how is Verification.GREEDY:
         return walk(tree, scores.argmax(-1).tolist())
     p = scores.softmax(-1)
-    if rule is Rule.MATCH:
+    if how is Verification.MATCH:
         return sample_match(tree, p, row.position_uniforms(tree.depth + 1))
     return (chain_rejection if tree.is_chain else tree_rejection)(tree, p, row.uniform)
 
