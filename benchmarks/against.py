@@ -37,7 +37,10 @@ class Side:
         assert self.process.stdin
         assert self.process.stdout
         print(json.dumps(what), file=self.process.stdin, flush=True)
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit("a side has ended; what it said stands above")
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ CUDA_TORCH = "paceline.targets.cuda_graphs:make_graph_target"
 AUTO = "auto"  # the fastest tier that runs the model: what a model loaded by name gets
 
 log = logging.getLogger("paceline")
+GOING_ON = "%s; going on with the torch tier"
 
 
 def make_target(
@@ -54,7 +55,7 @@ def make_target(
     try:
         target: Target = getattr(import_module(module), function)(model, tokenizer)
     except NativeUnavailable as error:
-        log.warning("%s; going on with the torch tier", error)
+        log.warning(GOING_ON, error)
         return make_target(model, tokenizer, "torch", exact)
     if exact and not target.exact:
         raise _not_exact(tier, target.exactness)
@@ -63,9 +64,12 @@ def make_target(
 
 def _fastest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, exact: bool | None) -> Target:
     """Each tier refuses what it does not run before it takes any weight over."""
-    for tier in ("native", "torch"):
-        if tier == "native" and not _native_pays(model, exact):
-            continue
+    try:
+        tiers = ("native", "torch") if _native_pays(model, exact) else ("torch",)
+    except NativeUnavailable as error:
+        log.warning(GOING_ON, error)
+        tiers = ("torch",)
+    for tier in tiers:
         try:
             return make_target(model, tokenizer, tier, exact)
         except UnsupportedModel as error:
@@ -78,7 +82,10 @@ def _fastest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, 
 
 
 def _native_pays(model: PreTrainedModel, exact: bool | None) -> bool:
-    """Whether the native tier runs this model as it is asked for, and with vector instructions."""
+    """Whether the native tier runs this model as it is asked for, and with vector instructions.
+
+    Raises NativeUnavailable when it would, but cannot be built.
+    """
     if model.device.type != "cpu" or model.dtype != torch.float32 or exact is False:
         return False
     from paceline.targets import native
@@ -88,8 +95,6 @@ def _native_pays(model: PreTrainedModel, exact: bool | None) -> bool:
         return native.instruction_set() != "portable"
     except UnsupportedModel:
         return False
-    except NativeUnavailable:
-        return True  # `make_target` tells why, and takes the torch tier
 
 
 def _made_by(tier: str, model: PreTrainedModel, exact: bool | None) -> str:
