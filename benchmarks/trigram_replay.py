@@ -34,7 +34,8 @@ from paceline.bench.machine import machine
 from paceline.drafters.trigram.build import build
 from paceline.drafting.corpus.tokenized import tokenizer_of
 from paceline.profiling.replay import replay
-from paceline.targets.costs import Costs, set_costs
+from paceline.targets.cost_model import Costs
+from paceline.targets.costs import set_costs
 from paceline.targets.store import sha256
 
 RESULTS = Path(__file__).parent / "results" / "trigram"

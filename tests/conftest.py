@@ -26,10 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def steady_costs() -> Iterator[None]:
     """What passes cost, for automatic budgets, as where width is cheap: measured, it is another in every run."""
-    from paceline.targets import costs  # not before it is settled where numba keeps its code
+    from paceline.targets import cost_model, costs  # not before it is settled where numba keeps its code
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "_measure", lambda target: {1: 1.0, 64: 1.5})
+        patch.setattr(costs, "measure_costs", lambda target: cost_model.Costs({1: 1.0, 64: 1.5}))
         yield
 
 

@@ -11,7 +11,8 @@ from paceline.drafters.lookahead import Lookahead, Window
 from paceline.drafting.budget import Budget
 from paceline.errors import OptionError
 from paceline.targets import as_target
-from paceline.targets.costs import Costs, set_costs
+from paceline.targets.cost_model import Costs
+from paceline.targets.costs import set_costs
 from tiny import byte_tokenizer, small_llama
 
 PROMPT = [1, 2, 3, 4] * 6

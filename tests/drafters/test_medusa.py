@@ -29,7 +29,8 @@ from paceline.errors import CheckpointError, OptionError, UnsupportedModel
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets import make_target
-from paceline.targets.costs import Costs, set_costs
+from paceline.targets.cost_model import Costs
+from paceline.targets.costs import set_costs
 from paceline.targets.span import Span
 from paceline.targets.target import Target, WholeTarget, as_target
 from tiny import small_llama

@@ -91,7 +91,9 @@ def test_profiles_side_by_side(targets: list[Target], roof: Roofline, cache_dir:
     assert len(stored) == 2
     for one, target in zip(found, targets, strict=True):
         assert json.loads(one.path.read_text()) == json.loads(json.dumps(one.as_dict()))
-        assert stored_passes(target) == {width: timing.median for width, timing in one.passes.items()}
+        measured = {one.context: {width: timing.median for width, timing in one.passes.items()}}
+        assert stored_passes(target) == measured | one.contexts
+        assert list(one.contexts) == [64]  # of the others the model has no room for
 
 
 def test_noise_between_widths(targets: list[Target]) -> None:

@@ -15,7 +15,8 @@ from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.policies import POLICIES
 from paceline.profiling.rounds import round_cost, round_seconds
-from paceline.targets.costs import Costs, set_costs
+from paceline.targets.cost_model import Costs
+from paceline.targets.costs import set_costs
 from paceline.targets.span import Span
 from paceline.targets.target import BlockTarget, PassOutput, as_target
 from tiny import small_llama

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -15,10 +15,12 @@ from paceline.decoding.stats import Clock, Round
 from paceline.decoding.verify import Outcome, verify
 from paceline.drafting.tree import TokenTree, tree_span
 from paceline.errors import ContextOverflow, require
+from paceline.targets.costs import known_costs
 
 if TYPE_CHECKING:
     from paceline.drafting.base import Drafter
     from paceline.targets.cache import KVCache
+    from paceline.targets.span import Span
     from paceline.targets.target import PassOutput, Target
 
 
@@ -176,7 +178,17 @@ class Engine:
         for (row, tokens), tree, outcome in zip(emitted, trees, outcomes, strict=True):
             accepted = min(len(outcome.path) - 1, len(tokens))
             row.stats.rounds.append(Round(tree.drafted, tree.depth, accepted, len(tokens), clock.seconds))
+        self._learn_costs(trees, span, start, clock.seconds)
         return emitted
+
+    def _learn_costs(self, trees: Sequence[TokenTree], span: Span, start: int, seconds: Mapping[str, float]) -> None:
+        """What this round took, told to those who count on it: costs of whole passes, and of this drafter's rounds."""
+        after_draft = seconds["verify"] + seconds["sample"] + seconds["other"]
+        passes, rounds = known_costs(self.target), known_costs(self.drafter)
+        if passes and start == 0:
+            passes.observe(span.batch * span.width, after_draft, float(span.starts.mean()), span.batch)
+        if rounds and len(trees) == 1:
+            rounds.observe(trees[0].depth, seconds["draft"] + after_draft)
 
     def _accept(self, row: Request, tree: TokenTree, outcome: Outcome, out: PassOutput) -> list[int]:
         """Tell the request, its policy and the drafter what became of a tree; returns the tokens that were output."""

@@ -70,6 +70,7 @@ class Lookahead(Drafter):
         require(level >= 2, f"lookahead: level must be >= 2, not {level}")
         require(window >= 1 and guess >= 1, f"lookahead: window and guess must be >= 1, not {window} and {guess}")
         self.auto, self.level, self.window, self.guess = budget == AUTO, level, window, guess
+        self.reads_costs = self.auto
         if not self.auto:
             least = 2 * (level - 1)
             require(
@@ -100,7 +101,7 @@ class Lookahead(Drafter):
         columns = min(self.window, deep - (self.level - 2))  # whole ones: an n-gram needs its column's last answer
         if window.budget:
             tree.scores = [LIKELY**depth for depth in tree.depths]
-            tree = window.budget.choose(tree, rows)
+            tree = window.budget.choose(tree, rows, slots=len(row.ids))
             tree.scores = [None] * len(tree)  # from here on it is a whole
             columns = self._paying(window, window.budget, columns, len(tree), rows)
         window.columns = window.columns * FADING + max(columns, 0)

@@ -46,6 +46,7 @@ class Merge(TreeDrafter):
         require(len(self.parts) > 1, "merge: name two drafters or more, as in merge:drafters=suffix|trigram")
         self.scored = {at: part for at, part in enumerate(self.parts) if isinstance(part, TreeDrafter)}
         self.whole = {at: part for at, part in enumerate(self.parts) if at not in self.scored}
+        self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
         self.taps = tuple({tap for part in self.parts for tap in part.taps})
 
     def max_nodes(self, depth: int) -> int:
@@ -82,7 +83,7 @@ class Merge(TreeDrafter):
             return TokenTree.root(row.ids[-1])
         tree = self.propose(row, state.memory, depth, state.budget.min_score(rows) if state.budget else 0.0)
         if state.budget:
-            return state.budget.choose(tree, rows, others)
+            return state.budget.choose(tree, rows, others, state.length)
         order = [node for node, _ in best_first(tree, [score or 0.0 for score in tree.scores])]
         return tree.keep(order[: self.max_candidates])
 

@@ -61,6 +61,8 @@ class Drafter:
     source = ""
     #: Width of the hidden states it shows to policies that read them; None: it has none.
     hidden_width: int | None = None
+    #: Whether what it drafts depends on what passes cost: these are then measured before the first request.
+    reads_costs = False
     #: Where the trained head lies that it drafts with; None: it has none, or one that was made in Python.
     folder: Path | None = None
 

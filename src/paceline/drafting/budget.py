@@ -17,7 +17,7 @@ from bisect import bisect
 from collections.abc import Iterator, Sequence
 
 from paceline.drafting.tree import TokenTree
-from paceline.targets.costs import Costs
+from paceline.targets.cost_model import Costs
 
 AUTO = "auto"
 
@@ -38,35 +38,36 @@ class Budget:
         self._tokens, self._seconds = 0.0, 0.0  # fading
         self._waiting: tuple[TokenTree, float] | None = None
 
-    def rate(self, rows: int) -> float:
+    def rate(self, rows: int, slots: int | None = None) -> float:
         """Tokens a second of this request when `rows` of them share a pass, all wanting as much as it does."""
-        return (START + self._tokens) / (START * self.costs(rows) / rows + self._seconds)
+        return (START + self._tokens) / (START * self.costs(rows, slots, rows) / rows + self._seconds)
 
     def min_score(self, rows: int, drafting: float = 0.0) -> float:
         """Candidates with lower scores than this are as good as never worth verifying; nor, if a level takes `drafting`
-        seconds, is what lies behind them worth drafting.
+        seconds, is what comes after them worth drafting.
         """
         return self.rate(rows) * (self.costs.slope / DOUBT + drafting / TRUST)
 
-    def choose(self, tree: TokenTree, rows: int = 1, others: int = 0) -> TokenTree:
+    def choose(self, tree: TokenTree, rows: int = 1, others: int = 0, slots: int | None = None) -> TokenTree:
         """The part of `tree` that is worth verifying, best candidates first; all its nodes have scores.
 
         Args:
             rows: how many requests share the pass.
             others: nodes that are verified besides those of `tree`.
+            slots: tokens that the request has in the KV cache; None: as many as where costs were measured.
         """
-        rate, min_score = self.rate(rows), self.rate(rows) * self.costs.slope
-        count, cost, best = 0, self.costs(rows * (others + 1)) / rows, 0.0
-        gain, seconds, order = 0.0, cost, list[int]()
+        rate, order = self.rate(rows, slots), list[int]()
+        costs, gain, best, count = [self.costs(rows * (others + 1), slots, rows) / rows], 0.0, 0.0, 0
         for node, probability in best_first(tree, self._probabilities(tree)):
-            if probability <= min_score:
-                break
             order.append(node)
-            before, seconds = seconds, self.costs(rows * (others + len(order) + 1)) / rows
-            gain += probability - rate * (seconds - before)
+            costs.append(self.costs(rows * (others + len(order) + 1), slots, rows) / rows)
+            gain += probability - rate * (costs[-1] - costs[-2])
             if gain > best:
-                count, cost, best = len(order), seconds, gain
-        self._waiting = (tree, cost)
+                count, best = len(order), gain
+        probed = self.costs.probe([rows * (others + 1 + drafted) for drafted in range(len(costs))])
+        if probed is not None:
+            count = probed // rows - others - 1
+        self._waiting = (tree, costs[count])
         return tree.keep(order[:count])
 
     def observe(self, ids: Sequence[int]) -> None:

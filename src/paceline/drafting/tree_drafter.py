@@ -41,6 +41,7 @@ class TreeDrafter(Drafter):
     def __init__(self, target: Target, budget: int | str) -> None:
         super().__init__(target)
         self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
+        self.reads_costs = self.auto
 
     def remember(self, row: Row) -> Any:
         """What there is to remember of a request that joins; its prompt is in `row.ids`."""
@@ -70,7 +71,8 @@ class TreeDrafter(Drafter):
             return TokenTree.root(row.ids[-1])
         if state.budget is None:
             return self.propose(row, state.memory, depth, 0.0)
-        return state.budget.choose(self.propose(row, state.memory, depth, state.budget.min_score(rows)), rows)
+        tree = self.propose(row, state.memory, depth, state.budget.min_score(rows))
+        return state.budget.choose(tree, rows, slots=state.length)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: TreeState = row.state

@@ -2,8 +2,8 @@
 
 from paceline.profiling.profile import PassProfile, Profile, measure
 from paceline.profiling.roofline import PassCost, Roofline, measure_roofline, pass_cost
-from paceline.profiling.timing import WIDTHS, Timing, time_passes
-from paceline.targets.costs import stored_passes
+from paceline.profiling.timing import Timing, time_passes
+from paceline.targets.costs import WIDTHS, stored_passes
 
 __all__ = [
     "WIDTHS",

@@ -16,14 +16,17 @@ import torch
 from paceline.errors import require
 from paceline.files import whole
 from paceline.profiling.roofline import Roofline, measure_roofline, pass_cost
-from paceline.profiling.timing import WIDTHS, Passes, Timing, compare_drafts, compare_passes
+from paceline.profiling.timing import Passes, Timing, compare_drafts, compare_passes
 from paceline.targets import Target, store
-from paceline.targets.costs import profile_path
+from paceline.targets.costs import CONTEXTS, WIDTHS, profile_path
 from paceline.targets.identity import model_key
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.drafting.base import Drafter
+
+
+FEWER = 3  # so many times fewer measurements of other contexts
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Profile:
         model: as it was named, for reports; `key` as `model_key` has it.
         exact, exactness: as of the target.
         noise: largest difference of a logit of the same token between widths, as measured; 0 if the target is exact.
-        passes: by width k, one pass over k new tokens behind `context` committed ones, batch 1.
+        passes: by width k, one pass over k new tokens after `context` committed ones, batch 1.
+        contexts: medians by width after other numbers of committed tokens, by that number.
         drafts: by drafter, one drafted token. None: it proposed nothing on the text it was measured on.
     """
 
@@ -61,6 +65,7 @@ class Profile:
     roofline: Roofline
     passes: dict[int, PassProfile]
     drafts: dict[str, Timing | None] = field(default_factory=dict)
+    contexts: dict[int, dict[int, float]] = field(default_factory=dict)
     machine: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs")
     versions: dict[str, str] = field(default_factory=lambda: {"paceline": __version__, "torch": torch.__version__})
     measured: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -88,6 +93,7 @@ def measure(
     repeats: int = 15,
     drafters: Mapping[str, Callable[[Target], Drafter]] | None = None,
     widths: Sequence[int] = WIDTHS,
+    contexts: Sequence[int] = CONTEXTS,
 ) -> list[Profile]:
     """Profile targets of one model, such as its tiers, side by side.
 
@@ -95,6 +101,8 @@ def measure(
         model: the name to report.
         context: committed tokens in front of every pass.
         drafters: what makes each drafter, by the name to report it under.
+        contexts: other numbers of such tokens, measured with fewer repeats where they fit the models: what costs are
+            made of besides.
 
     Raises:
         ContextOverflow: context and pass do not fit the model's.
@@ -107,16 +115,20 @@ def measure(
     kinds = {(target.device, target.dtype) for target in targets}
     before = {kind: measure_roofline(*kind) for kind in kinds}
     passes = compare_passes(targets, widths, context, repeats)
+    fitting = [n for n in contexts if n != context and all(n + max(widths) <= target.context for target in targets)]
+    further = {n: compare_passes(targets, widths, n, -(-repeats // FEWER)) for n in fitting}
     names = list(drafters or {})
     made = [make(target) for target in targets for make in (drafters or {}).values()]
     drafts = iter(compare_drafts(made, context, repeats))
     roofs = {kind: measure_roofline(*kind).or_better(roof) for kind, roof in before.items()}
-    return [
-        _assemble(
-            target, model, context, found, {name: next(drafts) for name in names}, roofs[target.device, target.dtype]
-        )
-        for target, found in zip(targets, passes, strict=True)
-    ]
+    made_profiles = []
+    for at, target in enumerate(targets):
+        own = {name: next(drafts) for name in names}
+        profile = _assemble(target, model, context, passes[at], own, roofs[target.device, target.dtype])
+        for n, found in further.items():
+            profile.contexts[n] = {width: timing.median for width, timing in found[at].timings.items()}
+        made_profiles.append(profile)
+    return made_profiles
 
 
 def _assemble(

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, TypeVar
-from weakref import WeakKeyDictionary
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafting.autoregressive import AutoregressiveDrafter
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.fixed import Fixed
-from paceline.targets.costs import CONTEXT, Costs, costs_of
+from paceline.targets.cost_model import Costs, LearnedCosts
+from paceline.targets.costs import NEAR, costs_of, known_costs, set_costs
 from paceline.targets.identity import model_key
 
 if TYPE_CHECKING:
@@ -23,14 +23,11 @@ DRAFTED, ROUNDS = (0, 1, 2, 4), 6  # tokens of the rounds by which drafting is m
 
 Policy = TypeVar("Policy", bound=StoppingPolicy)
 
-#: By drafter, measured once in a process.
-_known: WeakKeyDictionary[Drafter, Costs] = WeakKeyDictionary()
-
 
 def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True) -> Policy:
     """A policy that has been told where it runs; whatever decodes with one gets it from here.
 
-    What rounds cost is measured if the policy asks for it and nobody has in this process.
+    What passes and rounds cost is measured if drafter or policy ask for it and nobody has in this process.
 
     Args:
         hidden: whether hidden states can be shown: False where there is no target to run.
@@ -38,6 +35,8 @@ def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True) -> Policy:
     Raises:
         OptionError, CheckpointMismatch: the policy cannot run there.
     """
+    if drafter.reads_costs and hidden:
+        costs_of(drafter.target)
     setting = setting_of(drafter, hidden=hidden)
     policy.check(replace(setting, cost=round_cost(drafter)) if policy.reads_costs else setting)
     return policy
@@ -59,13 +58,15 @@ def round_cost(drafter: Drafter) -> Callable[[int], float]:
 
 def round_seconds(drafter: Drafter) -> Costs:
     """Seconds of a round by what it drafts and verifies, batch 1. Drafters without a model draft in no time."""
-    if drafter not in _known:
-        seconds = _measure_rounds(drafter) if isinstance(drafter, AutoregressiveDrafter) else {}
-        if len(seconds) < 2:  # nor does one that drafts nothing, as where a tree's budget allows no node
-            passes = costs_of(drafter.target)
-            seconds = {int(width) - 1: passes(int(width)) for width in passes.widths}
-        _known[drafter] = Costs(seconds)
-    return _known[drafter]
+    return known_costs(drafter) or set_costs(drafter, _round_seconds(drafter))
+
+
+def _round_seconds(drafter: Drafter) -> Costs:
+    seconds = _measure_rounds(drafter) if isinstance(drafter, AutoregressiveDrafter) else {}
+    if len(seconds) < 2:  # nor does one that drafts nothing, as where a tree's budget allows no node
+        passes = costs_of(drafter.target)
+        return type(passes)({int(width) - 1: passes(int(width)) for width in passes.widths})
+    return LearnedCosts(seconds)
 
 
 class ByTurns(Fixed):
@@ -88,7 +89,7 @@ class ByTurns(Fixed):
 def _measure_rounds(drafter: Drafter) -> dict[int, float]:
     """The least seconds of rounds by what they draft. They take turns, so that other work on the machine slows all."""
     new = ROUNDS * sum(1 + drafted for drafted in DRAFTED)
-    prompt = [0] * max(1, min(CONTEXT, drafter.target.context - new))
+    prompt = [0] * max(1, min(NEAR, drafter.target.context - new))
     request = Request(prompt, limit=new, policy=ByTurns(), script=[0] * new)
     for _ in islice(Engine(drafter.target, drafter).run([request]), ROUNDS * len(DRAFTED)):
         pass

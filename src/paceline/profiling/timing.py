@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from paceline.drafting.base import Drafter
     from paceline.targets import Target
 
-WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 WARM_UP = 2
 DRAFT_LENGTH = 5
 

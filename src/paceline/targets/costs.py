@@ -1,4 +1,4 @@
-"""What a target pass costs on this machine, as a function of its width: measured now, or stored by a profile."""
+"""What passes of a target cost on this machine: as a profile has stored it, or measured in a moment."""
 
 from __future__ import annotations
 
@@ -7,96 +7,146 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from paceline.errors import require
 from paceline.targets import store
+from paceline.targets.cost_model import Costs, LearnedCosts
 from paceline.targets.identity import model_key
+from paceline.targets.logits import argmax
 from paceline.targets.span import Span
 
 if TYPE_CHECKING:
     from paceline.targets.target import Target
 
-WIDTHS = (1, 2, 4, 8, 16, 32)
-CONTEXT = 64  # tokens in front of the passes that are measured
-TURNS, ENOUGH = 8, 0.4  # measurements of each width, or at least two in so many seconds
+WIDTHS = (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)
+NEAR, FAR = 64, 768  # tokens in the cache of the passes that are measured
+CONTEXTS = (NEAR, 256, FAR)  # of a profile
+LIMIT = 0.2  # seconds that measuring may take
+TURNS = 3  # measurements of each width, if there is time
+#: Where measuring begins: what is left out when time is short lies between, or is learned.
+FIRST = (1, 8, 4, 2, 16)
+#: A guess at what bytes and operations take, where a single pass would take too long to measure.
+BANDWIDTH, OPERATIONS = {"cpu": 20e9}, {"cpu": 2e11}
+ANY_BANDWIDTH, ANY_OPERATIONS = 1e12, 1e14
+
+#: By target, and by drafter where its own rounds were measured. Engines add what they see.
+_known: WeakKeyDictionary[object, Costs] = WeakKeyDictionary()
 
 
-class Costs:
-    """T(k), seconds of a target pass over k tokens (or of a round that drafts k), from measurements at some widths.
-
-    What measures as more than a wider pass is noise, which only ever adds. Between widths and beyond the last one,
-    straight lines.
-    """
-
-    def __init__(self, passes: Mapping[int, float]) -> None:
-        widths = sorted(passes)
-        require(len(widths) > 1, "costs need at least two widths")
-        self.widths = np.array(widths, float)
-        self.seconds = np.minimum.accumulate([passes[width] for width in reversed(widths)])[::-1]
-        slopes = np.diff(self.seconds) / np.diff(self.widths)
-        self.slope = float(slopes.min())  # what one more token costs at least
-        self._last_slope = float(slopes[-1])
-        self._known: dict[int, float] = {}
-
-    def __call__(self, width: int) -> float:
-        if width not in self._known:
-            beyond = max(width - float(self.widths[-1]), 0.0)
-            self._known[width] = float(np.interp(width, self.widths, self.seconds)) + beyond * self._last_slope
-        return self._known[width]
+def known_costs(of: object) -> Costs | None:
+    """What is known of a target's passes, or of a drafter's rounds; None as long as nobody has asked."""
+    return _known.get(of)
 
 
-#: Costs by target, measured once in a process.
-_known: WeakKeyDictionary[Target, Costs] = WeakKeyDictionary()
-
-
-def set_costs(target: Target, costs: Costs) -> None:
-    """Take these for the target's costs, whatever they really are: for replays and simulations."""
-    _known[target] = costs
+def set_costs(of: object, costs: Costs) -> Costs:
+    """Take these for the costs of a target's passes, or of a drafter's rounds."""
+    _known[of] = costs
+    return costs
 
 
 def costs_of(target: Target) -> Costs:
-    """The costs of the target's passes, batch 1: from its stored profile, else measured now, in half a second or so."""
-    if target not in _known:
-        _known[target] = Costs(stored_passes(target) or _measure(target))
-    return _known[target]
+    """The costs of the target's passes: from its stored profile, or measured now in a quarter of a second at most."""
+    return _known.get(target) or set_costs(target, stored_costs(target) or measure_costs(target))
 
 
 @torch.inference_mode()
-def _measure(target: Target) -> dict[int, float]:
-    """The least that each width took: what it takes when nothing else wants the machine."""
-    context = min(CONTEXT, target.context // 2)
-    widths = [width for width in WIDTHS if context + width <= target.context]
+def measure_costs(target: Target, limit: float = LIMIT) -> Costs:
+    """The least that passes of some widths took: what they take when nothing else wants the machine.
+
+    Args:
+        limit: seconds it may take. Of a model whose single pass takes longer, nothing is measured: costs start from a
+            guess, and engines learn them.
+    """
+    guess = _guess(target)
+    if 3 * guess(1) > limit:
+        return guess
+    started = time.perf_counter()
+    near = min(NEAR, target.context // 2)
+    widths = [width for width in WIDTHS if near + width <= target.context]
+    if len(widths) < 2:
+        return guess
+    far = max(near, min(FAR, target.context - max(widths), int(target.weight_bytes / 4 // _slot_bytes(target))))
+    cache = target.new_cache(1, far + max(widths))
+    cache.store.zero_()  # any numbers will do, but in memory of their own
     ids = torch.zeros(1, max(widths), dtype=torch.long, device=target.device)
-    cache = target.new_cache(1, context + max(widths))
-    target.prefill([0] * context, cache)
-    seconds = dict.fromkeys(widths, float("inf"))
-    started, turns = time.perf_counter(), 0
-    while turns < 2 or (turns < TURNS and time.perf_counter() - started < ENOUGH):
-        for width in widths:
-            span = Span(ids[:, :width], cache.lengths.copy())
-            before = time.perf_counter()
-            target.forward(span, cache).logits[0, -1, 0].item()  # an answer: the device is done then
-            seconds[width] = min(seconds[width], time.perf_counter() - before)
-        turns += 1
-    return seconds
+    order = [(near, width) for width in (*FIRST, *widths) if width in widths]
+    order = list(dict.fromkeys([*order[: len(FIRST)], *((far, width) for width in (1, 8) if width in widths), *order]))
+    seconds: dict[int, dict[int, float]] = {near: {}, far: {}}
+    longest = 0.0
+    for _ in range(TURNS):
+        for context, width in order:
+            if len(seconds[near]) > 1 and time.perf_counter() - started + longest > limit:
+                break
+            took = _pass_seconds(target, cache, ids[:, :width], context)
+            best = seconds[context]
+            if width not in best:  # the first one wakes threads and fetches code
+                took = min(took, _pass_seconds(target, cache, ids[:, :width], context))
+            longest = max(longest, 2 * took)
+            best[width] = min(best.get(width, took), took)
+    if not seconds[far]:  # there was no time for it
+        return LearnedCosts(seconds[near], context=near, read=guess.read)
+    return LearnedCosts.fitted(seconds)
 
 
-def stored_passes(target: Target) -> dict[int, float] | None:
-    """Median seconds of a pass by width, from the profile that was saved of this target; None when there is none."""
+def _pass_seconds(target: Target, cache: Any, ids: torch.Tensor, context: int) -> float:
+    cache.lengths[:] = context
+    span = Span(ids, cache.lengths.copy())
+    before = time.perf_counter()
+    argmax(target.forward(span, cache).logits[0, -1])  # an answer: the device is done then
+    return time.perf_counter() - before
+
+
+def _slot_bytes(target: Target) -> int:
+    """Of a token's keys and values."""
+    shape = target.cache_shape()
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * target.dtype.itemsize
+
+
+def _guess(target: Target) -> Costs:
+    kind = target.device.type
+    bandwidth, token = (
+        BANDWIDTH.get(kind, ANY_BANDWIDTH),
+        2 * target.weight_count / OPERATIONS.get(kind, ANY_OPERATIONS),
+    )
+    passes = {width: target.weight_bytes / bandwidth + width * token for width in WIDTHS}
+    return LearnedCosts(passes, context=NEAR, read=_slot_bytes(target) / bandwidth)
+
+
+def stored_costs(target: Target) -> Costs | None:
+    """From the profile that was saved of this target; None when there is none, or none that can be read."""
+    found = stored_passes(target)
+    return LearnedCosts.fitted(found) if found else None
+
+
+def stored_passes(target: Target) -> dict[int, dict[int, float]] | None:
+    """Median seconds of a pass by context and width, as in the saved profile of this target; None as above."""
     dtype = str(target.dtype).removeprefix("torch.")
     path = profile_path(
         model_key(target), str(target.device), dtype, target.exact, target.tier, torch.get_num_threads()
     )
     try:
-        passes = json.loads(path.read_text(encoding="utf-8"))["passes"]
-        return {int(width): float(timing["median"]) for width, timing in passes.items()}
+        return read_passes(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def read_passes(profile: Mapping[str, Any]) -> dict[int, dict[int, float]]:
+    """Median seconds by context and width, of a profile as it is stored: its own context first.
+
+    Raises KeyError, TypeError, ValueError or AttributeError for what is no profile.
+    """
+    found = {int(profile["context"]): {int(w): float(timing["median"]) for w, timing in profile["passes"].items()}}
+    for context, passes in profile.get("contexts", {}).items():
+        found.setdefault(int(context), {int(width): float(seconds) for width, seconds in passes.items()})
+    if not all(0 < seconds < np.inf for passes in found.values() for seconds in passes.values()):
+        raise ValueError("seconds of a pass are above 0")
+    if min(map(len, found.values())) < 2:
+        raise ValueError("a profile has two widths or more")
+    return found
 
 
 def profile_path(key: str, device: str, dtype: str, exact: bool, tier: str, threads: int) -> Path:

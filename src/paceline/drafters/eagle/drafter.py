@@ -70,6 +70,7 @@ class Eagle(AutoregressiveDrafter):
         made, self.folder = EagleHead.take(head, with_blocks(target, self.source), read_eagle, layers=k)
         self.tokens = made.tokens
         self.tree = min(tree, target.vocab_size if made.tokens is None else len(made.tokens))
+        self.reads_costs = self.auto and self.tree > 1
         self.taps = (target.num_layers,)
         self.hidden_width = target.config.hidden_size
         self.forward = EagleForward(made, target)
@@ -84,7 +85,7 @@ class Eagle(AutoregressiveDrafter):
         self.forward.start(cache.batch, cache.capacity)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        budget = Budget(costs_of(self.target)) if self.auto and self.tree > 1 else None
+        budget = Budget(costs_of(self.target)) if self.reads_costs else None
         row.state = EagleState([hidden[self.target.num_layers]], budget)
         self.forward.begin(row)
 
@@ -157,4 +158,4 @@ class Eagle(AutoregressiveDrafter):
     def _chosen(self, row: Row, grown: DynamicTree, rows: int) -> TokenTree:
         state: EagleState = row.state
         state.length, tree = len(row.ids), grown.tree(self.source)
-        return state.budget.choose(tree, rows) if state.budget else tree
+        return state.budget.choose(tree, rows, slots=state.length) if state.budget else tree

@@ -75,6 +75,7 @@ class Medusa(AutoregressiveDrafter):
         made, self.folder = MedusaHead.take(head, with_blocks(target, self.source), read_medusa, layers=k)
         self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
         self.tree, self.tokens, self.longest = tree, made.tokens, made.config.heads
+        self.reads_costs = self.auto and tree != CHAIN
         self.ranks = min(RANKS, made.config.vocab)
         self.accuracies = [ranks[: self.ranks] for ranks in made.config.accuracies]
         known = len(self.accuracies) == self.longest
@@ -93,7 +94,7 @@ class Medusa(AutoregressiveDrafter):
         last = hidden[self.target.num_layers]
         # Before a prompt of one token there is nothing: its first draft is a blind guess.
         seen = last[-1] if len(last) else last.new_zeros(last.shape[1])
-        row.state = MedusaState(seen, Budget(costs_of(self.target)) if self.auto and self.tree != CHAIN else None)
+        row.state = MedusaState(seen, Budget(costs_of(self.target)) if self.reads_costs else None)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: MedusaState = row.state
@@ -123,7 +124,7 @@ class Medusa(AutoregressiveDrafter):
         min_score = state.budget.min_score(len(self._rows)) if state.budget else 0.0
         for node in self._nodes(row, depth, min_score) if depth else ():
             tree.add(node.token, node.parent, self.source, score=node.score)
-        return state.budget.choose(tree, len(self._rows)) if state.budget and depth else tree
+        return state.budget.choose(tree, len(self._rows), slots=state.length) if state.budget and depth else tree
 
     def _reach(self, row: Row) -> int:
         """How deep a row wants its tree, judged by the likeliest path."""

@@ -1,0 +1,173 @@
+"""Seconds of a target pass by its width: as given, or learned from measurements and from the passes that are run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from paceline.errors import require
+
+TABLE = 128  # widths that are looked up
+
+# Standard deviations, in logarithms: what is believed of costs before anything is measured, beside a straight line.
+SPEED, LEAN, BEND, STEP = 1.0, 0.7, 0.3, 0.1  # of all together, of the slope, of what neighbours share, of one width
+OCTAVES = 1.5  # widths that far apart, in factors of two, still share most of their bend
+MEASURED, NOISE = 0.25, 0.1  # of a width's first measurement, of a pass that is run
+DRIFT, CHANGE = 0.03, 0.003  # from one pass to the next: of the machine's speed, of a width's own cost
+SLOWER, FASTER = 2.0, 4.0  # the most standard deviations that a pass counts for: noise only ever adds
+
+FIRST_PROBE = 8  # passes after which one is run for the sake of knowing; then after twice as many each time
+
+_WIDTHS = np.arange(TABLE + 1, dtype=float)
+
+
+class Costs:
+    """T(k), seconds of a target pass over k new tokens, or of a round that drafts k.
+
+    With n tokens in the cache that is base(k) + (n - context) x (read + k x score): `read` is for a row, whose keys
+    and values are read once, `score` for a new token. What is given as more than a wider pass is noise, which only ever
+    adds. Between widths and beyond the last one, base is a straight line.
+
+    Args:
+        passes: seconds by width, of two widths or more.
+        context: n of these passes.
+        read, score: seconds for each further token in the cache: of a row, and of a new token.
+
+    Raises:
+        OptionError: fewer than two widths, or costs that are not above 0.
+    """
+
+    def __init__(
+        self, passes: Mapping[int, float], *, context: float = 0.0, read: float = 0.0, score: float = 0.0
+    ) -> None:
+        widths = sorted(passes)
+        require(len(widths) > 1, "costs need at least two widths")
+        require(all(0 < seconds < np.inf for seconds in passes.values()), "costs must be above 0")
+        self.widths = np.array(widths, float)
+        self.context, self.read, self.score = context, max(read, 0.0), max(score, 0.0)
+        self._set(np.array([passes[width] for width in widths]))
+
+    def __call__(self, width: int, slots: float | None = None, rows: int = 1) -> float:
+        """T(width, slots).
+
+        Args:
+            width: new tokens of all rows.
+            slots: tokens that each row has in the cache, on average; None: as many as where it was measured.
+        """
+        beyond = width - TABLE
+        seconds = self._table[width] if beyond <= 0 else self._table[-1] + beyond * self._last_slope
+        return max(seconds + self._further(width, slots, rows), self._least)
+
+    def observe(self, width: int, seconds: float, slots: float | None = None, rows: int = 1) -> None:
+        """A pass was run, and took so long. Given costs stay as they are."""
+
+    def probe(self, widths: Sequence[int]) -> int | None:
+        """Which of these widths the next pass should have for the sake of knowing; mostly none."""
+        return None
+
+    def _further(self, width: int, slots: float | None, rows: int) -> float:
+        return 0.0 if slots is None else (slots - self.context) * (rows * self.read + width * self.score)
+
+    def _set(self, seconds: Float[np.ndarray, " widths"]) -> None:
+        base = np.minimum.accumulate(seconds[::-1])[::-1]
+        rises = (base[1:] - base[0]) / (self.widths[1:] - self.widths[0])
+        #: Seconds that one more token costs at least, on average up to the width where that is least.
+        self.slope = float(rises.min())
+        self._least = 0.1 * float(base[0])
+        self._last_slope = float((base[-1] - base[-2]) / (self.widths[-1] - self.widths[-2]))
+        beyond = np.maximum(_WIDTHS - self.widths[-1], 0.0)
+        self._table: list[float] = (np.interp(_WIDTHS, self.widths, base) + beyond * self._last_slope).tolist()
+
+
+class LearnedCosts(Costs):
+    """Costs that take what was measured for a first opinion, and learn from the passes that are run anyway.
+
+    log T at the widths is a Gaussian vector, updated by each pass (a Kalman filter). Before anything was measured it
+    is a straight line in k, of unknown speed and slope, with bends that neighbouring widths share and small steps of
+    each width's own. So a width that was measured while another program ran is put right by its neighbours, and one
+    program's burst moves the speed of all rather than the width it happened to hit. A pass that took far longer than
+    expected counts as if it had taken a little longer.
+    """
+
+    def __init__(
+        self, passes: Mapping[int, float], *, context: float = 0.0, read: float = 0.0, score: float = 0.0
+    ) -> None:
+        super().__init__(passes, context=context, read=read, score=score)
+        measured = np.array([passes[int(width)] for width in self.widths])
+        measured = np.minimum.accumulate(measured[::-1])[::-1]
+        line = _line(self.widths, measured)
+        octaves = np.log2(1.0 + self.widths)
+        apart = (octaves[:, None] - octaves) / OCTAVES
+        shared, own = np.exp(-0.5 * apart**2), np.eye(len(octaves))
+        lean = octaves - octaves[0]
+        prior = SPEED**2 + LEAN**2 * np.outer(lean, lean) / max(lean[-1], 1.0) ** 2 + BEND**2 * shared + STEP**2 * own
+        gain = np.linalg.solve(prior + MEASURED**2 * own, prior).T
+        self._mean = np.log(line) + gain @ np.log(measured / line)
+        self._covariance = prior - gain @ prior
+        self._change = DRIFT**2 + CHANGE**2 * (shared + own)
+        self._observed, self._next_probe = 0, FIRST_PROBE
+        self._set(np.exp(self._mean))
+
+    @classmethod
+    def fitted(cls, passes: Mapping[int, Mapping[int, float]]) -> LearnedCosts:
+        """Of seconds by context and width. All widths of the first context count; of the others those that it has too,
+        for a fit of `read` and `score` by least squares.
+        """
+        (context, first), *others = passes.items()
+        rows = [
+            (n - context, width, seconds - first[width])
+            for n, found in others
+            for width, seconds in found.items()
+            if width in first
+        ]
+        read = score = 0.0
+        if rows:
+            further = np.array([(n, n * width) for n, width, _ in rows], float)
+            read, score = np.linalg.lstsq(further, np.array([more for *_, more in rows]), rcond=None)[0].tolist()
+        return cls(first, context=context, read=read, score=score)
+
+    def observe(self, width: int, seconds: float, slots: float | None = None, rows: int = 1) -> None:
+        base = seconds - self._further(width, slots, rows)
+        if base <= 0:
+            return
+        at = self._between(width)
+        self._covariance += self._change
+        covariance = self._covariance @ at
+        variance = float(at @ covariance) + NOISE**2
+        surprise = (np.log(base) - float(at @ self._mean)) / variance**0.5
+        surprise = min(max(surprise, -FASTER), SLOWER) * variance**0.5
+        self._mean += covariance * (surprise / variance)
+        self._covariance -= np.outer(covariance, covariance) / variance
+        self._observed += 1
+        self._set(np.exp(self._mean))
+
+    def probe(self, widths: Sequence[int]) -> int | None:
+        if self._observed < self._next_probe or not widths:
+            return None
+        self._next_probe = 2 * self._observed
+        return max(widths, key=self._doubt)
+
+    def _doubt(self, width: int) -> float:
+        at = self._between(width)
+        return float(at @ self._covariance @ at)
+
+    def _between(self, width: int) -> Float[np.ndarray, " widths"]:
+        """The shares of the two widths that this one lies between."""
+        at = np.zeros(len(self.widths))
+        high = min(max(int(np.searchsorted(self.widths, width)), 1), len(at) - 1)
+        share = (width - self.widths[high - 1]) / (self.widths[high] - self.widths[high - 1])
+        at[high] = min(max(share, 0.0), 1.0)
+        at[high - 1] = 1.0 - at[high]
+        return at
+
+
+def _line(widths: Float[np.ndarray, " widths"], seconds: Float[np.ndarray, " widths"]) -> Float[np.ndarray, " widths"]:
+    """The straight line a + b k with a, b > 0 that is nearest, in relative terms."""
+    least = 1e-3 * float(seconds.min())
+    sides = np.stack([1 / seconds, widths / seconds], axis=1)
+    a, b = np.linalg.lstsq(sides, np.ones(len(widths)), rcond=None)[0].tolist()
+    if a <= least:
+        a, b = least, 1 / float(np.mean((widths + 1) / seconds))
+    return np.asarray(a + max(b, 0.0) * widths)
