@@ -21,7 +21,7 @@ from paceline.targets import as_target
 from paceline.targets.target import PassOutput
 from tiny import byte_tokenizer, small_llama
 
-TARGET = SimpleNamespace(device=torch.device("cpu"), vocab_size=10)
+TARGET = SimpleNamespace(device=torch.device("cpu"), vocab_size=10, num_layers=2)
 Q = torch.full((10,), 0.1)
 
 

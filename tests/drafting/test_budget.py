@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from helpers import one_thread  # noqa: F401
 from paceline.drafters.prompt_lookup import PromptLookup
-from paceline.drafting.budget import Budget, best_first
+from paceline.drafting.budget import Budget, Calibration, Deferred, best_first
 from paceline.drafting.tree import TokenTree
 from paceline.errors import OptionError
 from paceline.targets.cost_model import Costs
@@ -99,7 +99,7 @@ def test_only_what_is_known_is_counted() -> None:
         budget.choose(tree)
         budget.observe(came)
         seen = {("x", 1): likely} | ({("x", 0): unlikely} if unlikely else {})
-        assert budget._seen == {key: pytest.approx(value) for key, value in seen.items()}
+        assert budget._calibration._seen == {key: pytest.approx(value) for key, value in seen.items()}
 
 
 def test_what_was_seen_fades() -> None:
@@ -107,7 +107,7 @@ def test_what_was_seen_fades() -> None:
     for came, expected in ((1, [1, 0.6]), (2, [0.5 ** (1 / 100), 0.6 * 0.5 ** (1 / 100) + 0.6])):
         budget.choose(candidate(0.6))
         budget.observe([came])
-        assert budget._seen["x", 1] == pytest.approx(expected)
+        assert budget._calibration._seen["x", 1] == pytest.approx(expected)
 
 
 def test_never_drafts_where_width_is_dear() -> None:
@@ -167,3 +167,31 @@ def test_long_contexts_make_candidates_dearer() -> None:
     tree = candidate(0.6)
     assert Budget(costs).choose(tree, slots=100).drafted == 1
     assert Budget(costs).choose(tree, slots=2000).drafted == 0
+
+
+def test_requests_begin_with_what_others_have_shown() -> None:
+    known = Calibration()
+    for _ in range(20):
+        budget = Budget(CPU, known)
+        budget.choose(candidate(0.6))
+        budget.observe([2])
+    assert Budget(CPU).choose(candidate(0.6)).drafted == 1
+    assert Budget(CPU, known).choose(candidate(0.6)).drafted == 0
+    assert Budget(CPU, known).choose(candidate(0.95)).drafted == 0  # of the same class
+    assert Budget(CPU, known).choose(candidate(0.4)).drafted == Budget(CPU).choose(candidate(0.4)).drafted
+
+
+def test_time_for_drafting_lowers_the_rate() -> None:
+    budget = Budget(CPU)
+    before = budget.rate(1)
+    budget.take(budget.plan(candidate(0.6)), drafting=5.0)
+    budget.observe([1, 2])
+    assert budget.rate(1) < before
+
+
+def test_a_budget_that_leaves_the_choice_to_another() -> None:
+    budget, tree = Budget(CPU), candidate(0.01)
+    assert Deferred(budget).choose(tree) is tree
+    assert Deferred(budget).min_score(2, 0.1) == budget.min_score(2, 0.1)
+    assert Deferred(None).min_score(2) == 0.0
+    Deferred(budget).observe([1])

@@ -8,6 +8,7 @@ DRAFTERS = Registry(
     "drafter",
     "paceline.drafters",
     {
+        "auto": "paceline.drafters.auto:Auto",
         "none": "paceline.drafters.none:NoDrafter",
         "prompt-lookup": "paceline.drafters.prompt_lookup:PromptLookup",
         "suffix": "paceline.drafters.suffix:Suffix",

@@ -12,7 +12,6 @@ from paceline.drafting.budget import AUTO, FADING, Budget
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import reach
 from paceline.errors import require
-from paceline.targets.costs import costs_of
 from paceline.targets.target import PassOutput, Target
 
 LIKELY = 0.5  # that the next token of an n-gram is right; only where it starts from: the request shows more
@@ -84,7 +83,7 @@ class Lookahead(Drafter):
         return (self.level - 1) * (self.window + self.guess)
 
     def begin(self, row: Row, hidden: object) -> None:
-        budget = Budget(costs_of(self.target)) if self.auto else None
+        budget = self.new_budget() if self.auto else None
         row.state = Window(row.ids, self.window, self.level - 1, self.guess, budget)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:

@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafting.base import Drafter, Row
-from paceline.drafting.budget import best_first
+from paceline.drafting.budget import Budget, Deferred, Plan, best_first
+from paceline.drafting.gate import Gate
 from paceline.drafting.tree import TokenTree
-from paceline.drafting.tree_drafter import TreeDrafter, TreeState, reach
+from paceline.drafting.tree_drafter import TreeDrafter, reach
 from paceline.errors import OptionError, require
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
 
 
+@dataclass
+class MergeState:
+    """A request's state.
+
+    Attributes:
+        memory: by drafter: what it remembers of the request, or the request as it sees it (`Part`).
+        gates: by drafter whose candidates compete: whether to ask it; None: all are asked.
+        length: tokens when it was last drafted for.
+    """
+
+    memory: list[Any]
+    budget: Budget | None
+    gates: dict[int, Gate] | None
+    length: int = 0
+
+
 class Merge(TreeDrafter):
     """Drafters with scores share the budget: the best candidates of all are taken, and what several propose stands
-    once. The tree of any other drafter (sampled tokens, or lookahead's branches) is taken whole and comes first.
+    once. Those without a model are asked first, in the order they are named, then heads with trees of scores; with
+    `budget=auto` each only where what it adds has been worth its time (see `drafting.gate`). The tree of any other
+    drafter (sampled tokens, or lookahead's branches) is taken whole and comes first.
 
-    Sampled output stays exact. A sampled token is never left out or moved behind another because of what it is, and a
-    deterministic one only ever comes behind sampled siblings, where it is a point mass that may depend on them.
+    Sampled output stays exact. A sampled token is never left out or moved after another because of what it is, and a
+    deterministic one only ever comes after sampled siblings, where it is a point mass that may depend on them.
 
     Args:
-        drafters: their names, separated by "|", with options behind ";" as in "suffix|trigram;order=2"; or drafters
+        drafters: their names, separated by "|", with options after ";" as in "suffix|trigram;order=2"; or drafters
             (from Python). Of two that propose the same with the same score, the first counts as its source.
         budget: most nodes that compete; "auto": as many as pay on this machine.
     """
@@ -34,7 +57,7 @@ class Merge(TreeDrafter):
     default_policy = "fixed:k=10"
     source = "merge"
 
-    def __init__(self, target: Target, *, drafters: str = "", budget: int | str = "auto") -> None:
+    def __init__(self, target: Target, *, drafters: str | Sequence[Drafter] = "", budget: int | str = "auto") -> None:
         super().__init__(target, budget)
         from paceline.drafters import DRAFTERS  # which names this module
 
@@ -44,10 +67,13 @@ class Merge(TreeDrafter):
         else:
             self.parts = list(drafters)
         require(len(self.parts) > 1, "merge: name two drafters or more, as in merge:drafters=suffix|trigram")
-        self.scored = {at: part for at, part in enumerate(self.parts) if isinstance(part, TreeDrafter)}
-        self.whole = {at: part for at, part in enumerate(self.parts) if at not in self.scored}
-        self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
+        self.free = {at: part for at, part in enumerate(self.parts) if isinstance(part, TreeDrafter)}
+        self.paid = {at: part for at, part in enumerate(self.parts) if part.competes}
+        self.whole = {at: part for at, part in enumerate(self.parts) if at not in self.free and at not in self.paid}
         self.taps = tuple({tap for part in self.parts for tap in part.taps})
+        self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
+        self.random = Random(0)
+        self.known = {at: Gate() for at in (*self.free, *self.paid)}  # what all requests have shown
 
     def max_nodes(self, depth: int) -> int:
         return self.max_candidates + sum(part.max_nodes(depth) for part in self.whole.values())
@@ -57,14 +83,17 @@ class Merge(TreeDrafter):
             part.start(cache)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        super().begin(row, hidden)
-        for at, part in self.whole.items():
-            part.begin(row.state.memory[at], hidden)
+        memory = [self.free[at].remember(row) if at in self.free else Part(row) for at in range(len(self.parts))]
+        gates = {at: Gate(before) for at, before in self.known.items()} if self.auto else None
+        row.state = state = MergeState(memory, self.new_budget() if self.auto else None, gates)
+        for at, part in enumerate(self.parts):
+            if at not in self.free:
+                memory[at].begin_round({tap: entered[-1:] for tap, entered in hidden.items()}, self.target.num_layers)
+                part.begin(memory[at], hidden)
+            if at in self.paid:
+                memory[at].state.budget = Deferred(state.budget)
 
-    def remember(self, row: Row) -> list[Any]:
-        """By drafter: what it remembers of the request, or the request as it sees it."""
-        return [self.scored[at].remember(row) if at in self.scored else Part(row) for at in range(len(self.parts))]
-
+    # -- a round ---------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees = [TokenTree.root(row.ids[-1]) for row in rows]
         views: dict[int, list[Any]] = {at: [row.state.memory[at] for row in rows] for at in self.whole}
@@ -73,34 +102,39 @@ class Merge(TreeDrafter):
         for at in self.whole:
             for view, own, tree in zip(views[at], drafts[at], trees, strict=True):
                 view.tree, view.places = own, _copy(own, tree)
-        for row, tree in zip(rows, trees, strict=True):
-            _graft(self._chosen(row, row.state, len(rows), tree.drafted), tree)
+        pools = [Pool(row, len(rows), tree.drafted) for row, tree in zip(rows, trees, strict=True)]
+        self._gather(rows, pools)
+        for pool, tree in zip(pools, trees, strict=True):
+            _graft(pool.chosen(self.max_candidates), tree)
         return trees
 
-    def _chosen(self, row: Row, state: TreeState, rows: int, others: int) -> TokenTree:
-        depth, state.length = reach(row), len(row.ids)
-        if depth == 0:
-            return TokenTree.root(row.ids[-1])
-        tree = self.propose(row, state.memory, depth, state.budget.min_score(rows) if state.budget else 0.0)
-        if state.budget:
-            return state.budget.choose(tree, rows, others, state.length)
-        order = [node for node, _ in best_first(tree, [score or 0.0 for score in tree.scores])]
-        return tree.keep(order[: self.max_candidates])
+    def _gather(self, rows: Sequence[Row], pools: Sequence[Pool]) -> None:
+        """Fill the pools with the candidates of all drafters that are asked, the cheap ones first."""
+        depths = [reach(row) for row in rows]
+        for at in (*self.free, *self.paid):
+            asked = [row for row in rows if depths[row.slot] and pools[row.slot].asks(at, self.random)]
+            if asked:
+                started = time.perf_counter()
+                found = self._proposed(at, rows, asked, depths)
+                seconds = (time.perf_counter() - started) / len(asked)
+                for row in asked:
+                    pools[row.slot].take(at, found[row.slot], seconds)
 
-    def propose(self, row: Row, memory: list[Any], depth: int, min_score: float) -> TokenTree:
-        """All candidates of all drafters, in any number and order."""
-        tree = TokenTree.root(row.ids[-1])
-        places: dict[tuple[int, int], int] = {}
-        for at, part in self.scored.items():
-            own, to = part.propose(row, memory[at], depth, min_score), [0]
-            for node in range(1, len(own)):
-                key, score = (to[own.parents[node]], own.tokens[node]), own.scores[node] or 0.0
-                if key not in places:
-                    places[key] = tree.add(key[1], key[0], own.sources[node], score=score)
-                elif score > (tree.scores[places[key]] or 0.0):
-                    tree.scores[places[key]], tree.sources[places[key]] = score, own.sources[node]
-                to.append(places[key])
-        return tree
+    def _proposed(
+        self, at: int, rows: Sequence[Row], asked: Sequence[Row], depths: Sequence[int]
+    ) -> dict[int, TokenTree]:
+        """By slot of the rows that ask, what a drafter proposes."""
+        if at in self.paid:
+            for row in rows:
+                row.state.memory[at].asked = row in asked
+            trees = self.paid[at].draft([row.state.memory[at] for row in rows])
+            return {row.slot: trees[row.slot] for row in asked}
+        found = {}
+        for row in asked:
+            state: MergeState = row.state
+            least = state.budget.min_score(len(rows)) if state.budget else 0.0
+            found[row.slot] = self.free[at].propose(row, state.memory[at], depths[row.slot], least)
+        return found
 
     def enter(
         self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
@@ -111,36 +145,102 @@ class Merge(TreeDrafter):
         return 0, None
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
-        super().observe(row, tree, path, out)
+        state, layers = row.state, self.target.num_layers
+        if state.budget:
+            state.budget.observe(row.ids[state.length :])
+        for at, free in self.free.items():
+            free.learn(row, state.memory[at], tree, path, out)
+        for at, paid in self.paid.items():
+            state.memory[at].policy.observe(tree.depth, len(path) - 1)
+            paid.observe(state.memory[at], tree, path, out)
         for at, part in self.whole.items():
-            view: Any = row.state.memory[at]
-            own = view.follow(tree, path)
+            view: Part = state.memory[at]
+            depth, own = view.tree.depth, view.follow(tree, path)
+            view.policy.observe(depth, min(len(own) - 1, depth))
             taps = {tap: hidden[view.places] for tap, hidden in out.taps.items()}
             part.observe(view, view.tree, own, PassOutput(out.logits[view.places], taps))
-
-    def learn(self, row: Row, memory: list[Any], tree: TokenTree, path: list[int], out: PassOutput) -> None:
-        for at, part in self.scored.items():
-            part.learn(row, memory[at], tree, path, out)
+        for at in (*self.paid, *self.whole):
+            state.memory[at].begin_round({tap: hidden[path[-1:]] for tap, hidden in out.taps.items()}, layers)
 
     def move(self, source: int, target: int) -> None:
         for part in self.parts:
             part.move(source, target)
 
 
+class Pool:
+    """One request's candidates of a round, and what is worth verifying of them.
+
+    Args:
+        rows: how many requests share the pass.
+        others: nodes that are verified besides these candidates.
+    """
+
+    def __init__(self, row: Row, rows: int, others: int) -> None:
+        self.state: MergeState = row.state
+        self.state.length = len(row.ids)
+        self.tree, self._rows, self._others = TokenTree.root(row.ids[-1]), rows, others
+        self._places: dict[tuple[int, int], int] = {}
+        self._seconds = 0.0  # that drafting took
+        self._plan = self._planned()
+
+    def asks(self, at: int, random: Random) -> bool:
+        """Whether drafter number `at` is worth asking beside what there is already."""
+        gates = self.state.gates
+        return gates is None or self._plan is None or gates[at].asks(self._plan.gain, random)
+
+    def take(self, at: int, own: TokenTree, seconds: float) -> None:
+        """Add what drafter number `at` proposes: each token once, with the highest of its scores."""
+        tree, to = self.tree, [0]
+        for node in range(1, len(own)):
+            key, score = (to[own.parents[node]], own.tokens[node]), own.scores[node] or 0.0
+            if key not in self._places:
+                self._places[key] = tree.add(key[1], key[0], own.sources[node], score=score)
+            elif score > (tree.scores[self._places[key]] or 0.0):
+                tree.scores[self._places[key]], tree.sources[self._places[key]] = score, own.sources[node]
+            to.append(self._places[key])
+        self._seconds += seconds
+        before, self._plan = self._plan, self._planned()
+        if before and self._plan and self.state.gates and self.state.budget:
+            lost = self.state.budget.rate(self._rows, self.state.length) * seconds
+            self.state.gates[at].learn(before.gain, self._plan.gain - before.gain - lost)
+
+    def chosen(self, most: int) -> TokenTree:
+        """What is verified: what pays, or without an automatic budget the `most` nodes with the best scores."""
+        if self.state.budget and self._plan:
+            return self.state.budget.take(self._plan, self._seconds)
+        order = [node for node, _ in best_first(self.tree, [score or 0.0 for score in self.tree.scores])]
+        return self.tree.keep(order[:most])
+
+    def _planned(self) -> Plan | None:
+        budget = self.state.budget
+        return budget.plan(self.tree, self._rows, self._others, self.state.length) if budget else None
+
+
 class Part:
-    """A request as one of the merged drafters sees it: with a state and a tree of its own."""
+    """A request as one of the merged drafters sees it: with a state, a tree and a policy of its own."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
         self.state: Any = None
+        self.policy = deepcopy(row.policy)
+        self.asked = True
         self.tree: TokenTree
         self.places: list[int]  # where the merged tree has the nodes of `tree`
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._row, name)
 
+    @property
+    def room(self) -> int:
+        return self._row.room if self.asked else 0
+
+    def begin_round(self, hidden: Mapping[int, Float[Tensor, "token hidden"]], layers: int) -> None:
+        """Show its policy the target's last hidden state, as engines do to the request's own."""
+        if self.policy.reads_hidden and len(hidden[layers]):
+            self.policy.begin_round(hidden[layers][-1])
+
     def follow(self, merged: TokenTree, path: list[int]) -> list[int]:
-        """The accepted nodes as this drafter sees them: others' become nodes of its tree, behind its own."""
+        """The accepted nodes as this drafter sees them: others' become nodes of its tree, after its own."""
         nodes: list[int] = []
         for place in path:
             if place not in self.places:
@@ -164,7 +264,7 @@ def _copy(own: TokenTree, tree: TokenTree) -> list[int]:
 
 
 def _graft(own: TokenTree, tree: TokenTree) -> None:
-    """Add the deterministic nodes of `own` to `tree`, behind those that are there or as one with them."""
+    """Add the deterministic nodes of `own` to `tree`, after those that are there or as one with them."""
     places = [0]
     for node in range(1, len(own)):
         parent, token = places[own.parents[node]], own.tokens[node]

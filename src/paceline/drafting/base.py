@@ -9,10 +9,12 @@ from typing import Any, Protocol
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.drafting.budget import Budget, Calibration
 from paceline.drafting.tree import TokenTree
 from paceline.policies.base import StoppingPolicy
 from paceline.targets import store
 from paceline.targets.cache import KVCache
+from paceline.targets.costs import costs_of
 from paceline.targets.identity import model_key
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
@@ -63,11 +65,19 @@ class Drafter:
     hidden_width: int | None = None
     #: Whether what it drafts depends on what passes cost: these are then measured before the first request.
     reads_costs = False
+    #: Whether all nodes of its trees have scores and none is drawn: a merge may then leave out any of them. It gives
+    #: the drafter a budget of its own making, as `row.state.budget`.
+    competes = False
     #: Where the trained head lies that it drafts with; None: it has none, or one that was made in Python.
     folder: Path | None = None
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        self.calibration = Calibration()
+
+    def new_budget(self) -> Budget:
+        """An automatic budget for a request, which starts from what those before it have shown of this drafter."""
+        return Budget(costs_of(self.target), self.calibration)
 
     @property
     def predictors(self) -> tuple[Path, ...]:

@@ -6,8 +6,8 @@ is the rate that is reached in the long run (renewal reward; Dinkelbach's form o
 at all, plain decoding, is one of the choices.
 
 P(accepted) is the product of P(right, if what comes before it is) along the path: what the drafter says, corrected by
-how often candidates of which it said so were right lately. What would have become of candidates that were not verified
-shows in the output as well, so nothing is spent on exploration.
+how often candidates of which it said so were right lately, in this request and before it. What would have become of
+candidates that were not verified shows in the output as well, so nothing is spent on exploration.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from paceline.drafting.tree import TokenTree
 from paceline.targets.cost_model import Costs
@@ -23,18 +24,78 @@ AUTO = "auto"
 
 TRUST = 0.5  # of the tokens that drafters expect to be right so many are, until the request shows better
 PRIOR = 6.0  # expected tokens whose outcome weighs as much as that
-FADING = 0.5 ** (1 / 100)  # what was seen counts half after 100 rounds
+FADING = 0.5 ** (1 / 100)  # what a request has shown counts half after 100 rounds
+LASTING = 0.5 ** (1 / 2000)  # and for the requests that come after it after 2000
 CLASSES = (0.5,)  # tokens that are expected with more, or less, are judged apart
 START = 8.0  # rounds of plain decoding that the rate starts from
 DOUBT = 2.0  # the factor by which drafters may expect too little
 
 
-class Budget:
-    """Chooses among one request's candidates, round by round."""
+class Calibration:
+    """How often candidates were right, beside how often their drafter expected it: by source and how sure it was.
 
-    def __init__(self, costs: Costs) -> None:
+    Right tokens are a Poisson process, whose rate is what the drafter says times an unknown factor.
+
+    Args:
+        before: what is believed before anything is seen, and told of all that is; None: `TRUST` of what drafters say.
+        fading: what was seen counts so much less each round.
+    """
+
+    def __init__(self, before: Calibration | None = None, fading: float = LASTING) -> None:
+        self._before, self._fading = before, fading
+        self._seen: dict[tuple[str, int], list[float]] = {}  # [acceptances, sum of shares], fading
+
+    def factor(self, source: str, kind: int) -> float:
+        trust = self._before.factor(source, kind) if self._before else TRUST
+        right, expected = self._seen.get((source, kind), (0.0, 0.0))
+        return (trust * PRIOR + right) / (PRIOR + expected)
+
+    def fade(self) -> None:
+        """A round has passed."""
+        for seen in self._seen.values():
+            seen[0] *= self._fading
+            seen[1] *= self._fading
+        if self._before:
+            self._before.fade()
+
+    def learn(self, source: str, kind: int, right: bool, share: float) -> None:
+        """A candidate of which its drafter said P(right) = `share` turned out to be right, or wrong."""
+        seen = self._seen.setdefault((source, kind), [0.0, 0.0])
+        seen[0] += right
+        seen[1] += share
+        if self._before:
+            self._before.learn(source, kind, right, share)
+
+
+class Plan(NamedTuple):
+    """How much of a tree is worth verifying.
+
+    Attributes:
+        order: its nodes, the most probable first.
+        costs, widths: of the pass, by how many of them are verified: seconds of the request's share, tokens.
+        best: how many are worth it.
+        gain: tokens that they are expected to bring, less those that their time would bring otherwise.
+    """
+
+    tree: TokenTree
+    order: list[int]
+    costs: list[float]
+    best: int
+    gain: float
+    widths: list[int]
+
+
+class Budget:
+    """Chooses among one request's candidates, round by round.
+
+    Args:
+        costs: of the target's passes.
+        before: what requests before this one have shown of the drafters; it learns from this one.
+    """
+
+    def __init__(self, costs: Costs, before: Calibration | None = None) -> None:
         self.costs = costs
-        self._seen: dict[tuple[str, int], list[float]] = {}  # (source, class) -> [acceptances, sum of scores], fading
+        self._calibration = Calibration(before, FADING)
         self._tokens, self._seconds = 0.0, 0.0  # fading
         self._waiting: tuple[TokenTree, float] | None = None
 
@@ -49,7 +110,11 @@ class Budget:
         return self.rate(rows) * (self.costs.slope / DOUBT + drafting / TRUST)
 
     def choose(self, tree: TokenTree, rows: int = 1, others: int = 0, slots: int | None = None) -> TokenTree:
-        """The part of `tree` that is worth verifying, best candidates first; all its nodes have scores.
+        """The part of `tree` that is worth verifying, best candidates first: `take` what was `plan`ned."""
+        return self.take(self.plan(tree, rows, others, slots))
+
+    def plan(self, tree: TokenTree, rows: int = 1, others: int = 0, slots: int | None = None) -> Plan:
+        """What would be worth verifying of `tree`, all of whose nodes have scores.
 
         Args:
             rows: how many requests share the pass.
@@ -64,20 +129,25 @@ class Budget:
             gain += probability - rate * (costs[-1] - costs[-2])
             if gain > best:
                 count, best = len(order), gain
-        probed = self.costs.probe([rows * (others + 1 + drafted) for drafted in range(len(costs))])
-        if probed is not None:
-            count = probed // rows - others - 1
-        self._waiting = (tree, costs[count])
-        return tree.keep(order[:count])
+        return Plan(tree, order, costs, count, best, [rows * (others + 1 + drafted) for drafted in range(len(costs))])
+
+    def take(self, plan: Plan, drafting: float = 0.0) -> TokenTree:
+        """The planned part of the tree, or now and then another for the sake of knowing what a pass costs.
+
+        Args:
+            drafting: seconds that it took to draft the tree.
+        """
+        probed = self.costs.probe(plan.widths)
+        count = plan.best if probed is None else plan.widths.index(probed)
+        self._waiting = (plan.tree, plan.costs[count] + drafting)
+        return plan.tree.keep(plan.order[:count])
 
     def observe(self, ids: Sequence[int]) -> None:
         """The outcome of the round that `choose` was last asked about: the tokens that came behind the root."""
         if self._waiting is None:
             return
         (tree, cost), self._waiting = self._waiting, None
-        for seen in self._seen.values():
-            seen[0] *= FADING
-            seen[1] *= FADING
+        self._calibration.fade()
         self._tokens = self._tokens * FADING + len(ids)
         self._seconds = self._seconds * FADING + cost
         right = [True] + [False] * tree.drafted
@@ -86,18 +156,34 @@ class Budget:
             if right[parent] and depth <= len(ids):
                 right[node] = tree.tokens[node] == ids[depth - 1]
                 share = _share(tree, node)
-                seen = self._seen.setdefault((tree.sources[node], bisect(CLASSES, share)), [0.0, 0.0])
-                seen[0] += right[node]
-                seen[1] += share
+                self._calibration.learn(tree.sources[node], bisect(CLASSES, share), right[node], share)
 
     def _probabilities(self, tree: TokenTree) -> list[float]:
-        """By node. Right tokens are a Poisson process, whose rate is what the drafter says times an unknown factor."""
         found = [1.0]
         for node in range(1, len(tree)):
-            share = _share(tree, node)
-            right, expected = self._seen.get((tree.sources[node], bisect(CLASSES, share)), (0.0, 0.0))
-            found.append(found[tree.parents[node]] * min(share * (TRUST * PRIOR + right) / (PRIOR + expected), 1.0))
+            found.append(found[tree.parents[node]] * self._probability(tree, node))
         return found
+
+    def _probability(self, tree: TokenTree, node: int) -> float:
+        """P(the token is right | those before it are)."""
+        share = _share(tree, node)
+        return min(share * self._calibration.factor(tree.sources[node], bisect(CLASSES, share)), 1.0)
+
+
+class Deferred(Budget):
+    """Stands for the budget of a drafter whose candidates compete in another's, which it asks what pays."""
+
+    def __init__(self, budget: Budget | None) -> None:
+        self._budget = budget
+
+    def min_score(self, rows: int, drafting: float = 0.0) -> float:
+        return self._budget.min_score(rows, drafting) if self._budget else 0.0
+
+    def choose(self, tree: TokenTree, rows: int = 1, others: int = 0, slots: int | None = None) -> TokenTree:
+        return tree
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """The other one does."""
 
 
 def _share(tree: TokenTree, node: int) -> float:

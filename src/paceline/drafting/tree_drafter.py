@@ -13,7 +13,6 @@ from paceline.drafting.base import Drafter, Row
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
-from paceline.targets.costs import costs_of
 from paceline.targets.target import PassOutput, Target
 
 MOST = {"cpu": 32, "cuda": 64}  # nodes that "auto" chooses among: a wider pass is nearly free on a GPU only
@@ -59,7 +58,7 @@ class TreeDrafter(Drafter):
         return self.max_candidates
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        row.state = TreeState(self.remember(row), Budget(costs_of(self.target)) if self.auto else None)
+        row.state = TreeState(self.remember(row), self.new_budget() if self.auto else None)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         return [self._draft(row, row.state, len(rows)) for row in rows]

@@ -22,7 +22,6 @@ from paceline.drafting.tree import TokenTree, tree_span
 from paceline.drafting.tree_drafter import max_candidates
 from paceline.errors import require
 from paceline.targets.cache import KVCache
-from paceline.targets.costs import costs_of
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
 
@@ -70,7 +69,8 @@ class Eagle(AutoregressiveDrafter):
         made, self.folder = EagleHead.take(head, with_blocks(target, self.source), read_eagle, layers=k)
         self.tokens = made.tokens
         self.tree = min(tree, target.vocab_size if made.tokens is None else len(made.tokens))
-        self.reads_costs = self.auto and self.tree > 1
+        self.competes = self.tree > 1
+        self.reads_costs = self.auto and self.competes
         self.taps = (target.num_layers,)
         self.hidden_width = target.config.hidden_size
         self.forward = EagleForward(made, target)
@@ -85,7 +85,7 @@ class Eagle(AutoregressiveDrafter):
         self.forward.start(cache.batch, cache.capacity)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        budget = Budget(costs_of(self.target)) if self.reads_costs else None
+        budget = self.new_budget() if self.reads_costs else None
         row.state = EagleState([hidden[self.target.num_layers]], budget)
         self.forward.begin(row)
 

@@ -21,7 +21,6 @@ from paceline.drafting.heads import with_blocks
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import max_candidates
 from paceline.errors import require
-from paceline.targets.costs import costs_of
 from paceline.targets.target import PassOutput, Target
 
 CHAIN, STATIC, DYNAMIC = TREES = ("chain", "static", "dynamic")
@@ -75,7 +74,8 @@ class Medusa(AutoregressiveDrafter):
         made, self.folder = MedusaHead.take(head, with_blocks(target, self.source), read_medusa, layers=k)
         self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
         self.tree, self.tokens, self.longest = tree, made.tokens, made.config.heads
-        self.reads_costs = self.auto and tree != CHAIN
+        self.competes = tree != CHAIN
+        self.reads_costs = self.auto and self.competes
         self.ranks = min(RANKS, made.config.vocab)
         self.accuracies = [ranks[: self.ranks] for ranks in made.config.accuracies]
         known = len(self.accuracies) == self.longest
@@ -94,7 +94,7 @@ class Medusa(AutoregressiveDrafter):
         last = hidden[self.target.num_layers]
         # Before a prompt of one token there is nothing: its first draft is a blind guess.
         seen = last[-1] if len(last) else last.new_zeros(last.shape[1])
-        row.state = MedusaState(seen, Budget(costs_of(self.target)) if self.reads_costs else None)
+        row.state = MedusaState(seen, self.new_budget() if self.reads_costs else None)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: MedusaState = row.state

@@ -1,0 +1,60 @@
+"""`auto`: every source of drafts that a model has, each asked where it pays on this machine and in this text."""
+
+from __future__ import annotations
+
+from paceline.drafters.eagle.drafter import Eagle
+from paceline.drafters.medusa.drafter import Medusa
+from paceline.drafters.merge import Merge
+from paceline.drafters.suffix import Suffix
+from paceline.drafters.trigram.drafter import Trigram
+from paceline.drafting.base import Drafter
+from paceline.errors import PacelineError
+from paceline.targets.target import Target
+
+NONE = "none"
+
+
+class Auto(Merge):
+    """What the context repeats, n-grams of text and context, and the best trained head that is installed for the model.
+
+    One rule decides everything: each round, spend time where it buys tokens fastest. A source is asked only where what
+    it adds has been worth its time (`drafting.gate`), and as many of all candidates are verified as pay
+    (`drafting.budget`): none at all where none pays, which is plain decoding.
+
+    Args:
+        head: a trained head as for `eagle` or `medusa`; "auto": the first that fits the model, EAGLE's before Medusa's;
+            "none": do without.
+    """
+
+    source = "auto"
+
+    def __init__(self, target: Target, *, head: str = "auto") -> None:
+        parts: list[Drafter] = [Trigram(target), Suffix(target)]
+        if head != NONE and (found := trained_head(target, head)):
+            parts.append(found)
+        super().__init__(target, drafters=parts)
+
+
+def trained_head(target: Target, head: str = "auto") -> Drafter | None:
+    """A drafter of trees with a trained head; None where "auto" finds none.
+
+    Raises:
+        PacelineError: the head that is named is not there, or does not fit.
+    """
+    refused: PacelineError | None = None
+    for make in (_eagle, _medusa):
+        try:
+            return make(target, head)
+        except PacelineError as error:
+            refused = refused or error
+    if head != "auto" and refused:
+        raise refused
+    return None
+
+
+def _eagle(target: Target, head: str) -> Drafter:
+    return Eagle(target, head=head, tree=3, budget=12)
+
+
+def _medusa(target: Target, head: str) -> Drafter:
+    return Medusa(target, head=head, tree="dynamic", budget=12)

@@ -1,0 +1,114 @@
+"""`auto`: which sources it has, that it asks them where they pay, and that its output is plain decoding's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import paceline
+from helpers import hf_greedy, one_thread  # noqa: F401
+from paceline.api import LLM
+from paceline.drafters.auto import Auto
+from paceline.drafters.eagle.head import EagleHead
+from paceline.drafters.medusa.head import MedusaHead
+from paceline.drafters.merge import Merge
+from paceline.drafting.base import Row
+from paceline.drafting.tree import TokenTree
+from paceline.drafting.tree_drafter import TreeDrafter
+from paceline.errors import PacelineError
+from paceline.policies import POLICIES
+from paceline.targets import Target, as_target
+from paceline.targets.cost_model import Costs
+from paceline.targets.costs import set_costs
+from tiny import small_llama
+
+TEXT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
+
+
+def test_without_a_trained_head() -> None:
+    drafter = Auto(as_target(small_llama()))
+    assert [part.source for part in drafter.parts] == ["trigram", "suffix"]
+    assert drafter.reads_costs
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("eagle", lambda model: EagleHead.from_target(model)),
+        ("medusa", lambda model: MedusaHead.from_target(model, heads=3)),
+    ],
+)
+def test_with_a_trained_head(kind: str, make: Callable[[Any], Any], tmp_path: Path) -> None:
+    target = as_target(small_llama())
+    make(small_llama()).save(tmp_path / "head")
+    drafter = Auto(target, head=str(tmp_path / "head"))
+    assert [part.source for part in drafter.parts] == ["trigram", "suffix", kind]
+    assert drafter.paid
+    assert not drafter.whole
+    assert Auto(target, head="none").paid == {}
+
+
+def test_a_head_that_is_not_there() -> None:
+    with pytest.raises(PacelineError, match="nowhere"):
+        Auto(as_target(small_llama()), head="nowhere")
+
+
+class Clockwork(TreeDrafter):
+    """Proposes one token, which is right or not, and takes so many seconds for it."""
+
+    def __init__(
+        self, target: Target, name: str, token: Callable[[Row], int], clock: list[float], takes: float
+    ) -> None:
+        super().__init__(target, 4)
+        self.source, self.token, self.clock, self.takes, self.asked = name, token, clock, takes, 0
+
+    def propose(self, row: Row, memory: object, depth: int, min_score: float) -> TokenTree:
+        self.asked += 1
+        self.clock[0] += self.takes
+        tree = TokenTree.root(row.ids[-1])
+        tree.add(self.token(row), 0, self.source, score=0.9)
+        return tree
+
+
+@pytest.mark.parametrize(("takes", "most"), [(0.01, 1.0), (3.0, 0.2)])
+def test_a_source_is_asked_as_long_as_it_pays(takes: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes take a second. The first source is always wrong; the second right, but dear."""
+    target, clock = as_target(small_llama()), [0.0]
+    set_costs(target, Costs({1: 1.0, 8: 1.1}))
+    monkeypatch.setattr("paceline.drafters.merge.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    answer = hf_greedy(target.model, TEXT, 120)
+    known = [*TEXT, *answer]
+    wrong = Clockwork(target, "wrong", lambda row: (known + [0])[len(row.ids)] ^ 1, clock, 0.2)
+    right = Clockwork(target, "right", lambda row: (known + [0])[len(row.ids)], clock, takes)
+    llm = LLM(target, Merge(target, drafters=[wrong, right]), POLICIES.parse("fixed:k=4"))
+    output = llm.generate(TEXT, max_new_tokens=120, eos=())
+    assert output.tokens == answer
+    rounds = len(output.stats.rounds)
+    assert wrong.asked < 0.5 * rounds
+    assert right.asked <= most * rounds
+    assert right.asked > (0.9 * rounds if most == 1 else 0)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_output_is_plain_decodings(batch: int, tmp_path: Path) -> None:
+    model = small_llama()
+    EagleHead.from_target(model).save(tmp_path / "head")
+    llm = paceline.load(model, drafter=f"auto:head={tmp_path / 'head'}")
+    prompts = [TEXT, TEXT[::-1] * 2, [3]]
+    outputs = llm.generate(prompts, max_new_tokens=24, batch=batch, eos=())
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.tokens == hf_greedy(model, prompt, 24)
+
+
+def test_seeds_give_their_own_samples(tmp_path: Path) -> None:
+    model = small_llama()
+    EagleHead.from_target(model).save(tmp_path / "head")
+    plain, auto = (paceline.load(model, drafter=name) for name in ("none", f"auto:head={tmp_path / 'head'}"))
+    options: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0, "seed": 3, "eos": ()}
+    assert auto.generate(TEXT, **options).tokens == plain.generate(TEXT, **options).tokens
+    assert torch.is_tensor(model.lm_head.weight)
