@@ -71,7 +71,7 @@ class Clockwork(TreeDrafter):
         self.asked += 1
         self.clock[0] += self.takes
         tree = TokenTree.root(row.ids[-1])
-        tree.add(self.token(row), 0, "clockwork", score=0.9)
+        tree.add(self.token(row), 0, self.source, score=0.9)
         return tree
 
 
@@ -83,8 +83,8 @@ def test_a_source_is_asked_as_long_as_it_pays(takes: float, most: float, monkeyp
     monkeypatch.setattr("paceline.drafters.merge.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     answer = hf_greedy(target.model, TEXT, 120)
     known = [*TEXT, *answer, 0]
-    wrong = Clockwork(target, lambda row: known[len(row.ids)] ^ 1, clock, 0.2)
-    right = Clockwork(target, lambda row: known[len(row.ids)], clock, takes)
+    wrong = Clockwork(target, "wrong", lambda row: known[len(row.ids)] ^ 1, clock, 0.2)
+    right = Clockwork(target, "right", lambda row: known[len(row.ids)], clock, takes)
     llm = LLM(target, Merge(target, drafters=[wrong, right]), POLICIES.parse("fixed:k=4"))
     output = llm.generate(TEXT, max_new_tokens=120, eos=())
     assert output.tokens == answer
