@@ -45,6 +45,7 @@ class BetaTS(ThompsonSampling):
         return self.a / (self.a + self.b)
 
     def observe(self, drafted: int, accepted: int) -> None:
+        super().observe(drafted, accepted)
         if drafted == 0:
             return
         r = accepted - 1 if self.literal else accepted  # step 18

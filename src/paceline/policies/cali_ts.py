@@ -134,6 +134,7 @@ class CaliTS(ThompsonSampling):
         return (1 - weight) * theta_m + weight * self.theta_hat, self.variance_m * (1 - weight)
 
     def observe(self, drafted: int, accepted: int) -> None:
+        super().observe(drafted, accepted)
         if drafted == 0:
             return
         trials = min(accepted + 1, drafted)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 from paceline.errors import require
 from paceline.policies.base import Setting, StoppingPolicy
+from paceline.policies.long_run import LongRun
 
 AUTO = "auto"
 
@@ -18,8 +18,9 @@ class ThompsonSampling(StoppingPolicy):
     goes on with probability theta.
 
     With a `cost`: the draw decides whether to draft at all, as if it were the truth, so that a request that had stopped
-    drafting tries again now and then. How far is decided by expectation: go on while some longer draft promises more
-    tokens per cost than the one so far. There is no need to explore lengths, since the target judges every draft.
+    drafting tries again now and then. How far is decided by expectation: go on while some longer draft adds more tokens
+    than its cost brings in the long run (see `LongRun`). There is no need to explore lengths, since the target judges
+    every draft.
 
     Args:
         k_max: most tokens a round; the paper sets no bound, but the KV cache needs one.
@@ -32,16 +33,17 @@ class ThompsonSampling(StoppingPolicy):
         valid = cost in (None, AUTO) or (isinstance(cost, int | float) and cost >= 0)
         require(valid, f"cost must be auto, none or a number >= 0, not {cost}")
         self.limit, self.cost, self.reads_costs = k_max, cost, cost == AUTO
-        self._round: Callable[[int], float] = lambda drafted: 1 + float(cost or 0) * drafted  # its cost
+        each = 0.0 if cost in (None, AUTO) else float(cost or 0)
+        self.long_run = LongRun(lambda drafted: 1 + each * drafted)
         self.random = Random()
-        self._all_accepted = self._tokens = 1.0  # the chance that all drafted are, and the tokens expected
+        self._all_accepted, self._rate = 1.0, 1.0  # the chance that all drafted are, and the rate in the long run
 
     def seed(self, seed: int) -> None:
         self.random.seed(seed)
 
     def check(self, setting: Setting) -> None:
         if self.cost == AUTO:
-            self._round = setting.cost
+            self.long_run = LongRun(setting.cost)
 
     def theta(self, depth: int) -> float:
         """A draw of theta behind the token drafted at `depth` (step 8)."""
@@ -65,19 +67,14 @@ class ThompsonSampling(StoppingPolicy):
         theta = self.theta(depth - 1)
         return self.random.random() < theta  # step 9
 
+    def observe(self, drafted: int, accepted: int) -> None:
+        self.long_run.observe(drafted, accepted)
+
     def _pays(self, depth: int) -> bool:
+        chance = self.chance(None)
         if depth == 0:
-            self._all_accepted = self._tokens = 1.0
+            self._all_accepted, self._rate = 1.0, self.long_run.rate(self.long_run.foreseen(chance, self.limit))
             chance = self.first_theta()
         else:
             self._all_accepted *= self.chance(depth - 1)
-            self._tokens += self._all_accepted
-            chance = self.chance(None)
-        rate = self._tokens / self._round(depth)
-        reached, tokens = self._all_accepted, self._tokens
-        for longer in range(depth + 1, self.limit + 1):
-            reached *= chance
-            tokens += reached
-            if tokens >= rate * self._round(longer):
-                return True
-        return False
+        return self.long_run.worth(self._rate, depth, self._all_accepted, chance, self.limit) > 0

@@ -1,0 +1,57 @@
+"""Drafting as optimal stopping of a renewal process: is a longer draft worth more than its time brings otherwise?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+START = 8.0  # plain rounds' worth of time by which the rate that is foreseen weighs
+FADING = 0.5 ** (1 / 100)  # what was seen counts half after 100 rounds
+
+
+class LongRun:
+    """Rounds bring tokens and take time; over many of them most tokens a second come when each round maximises its
+    tokens less rho times its time, where rho is the rate reached in the long run (renewal reward; Dinkelbach's form of
+    a fraction's maximum). Maximising each round's own tokens by time is something else wherever rounds differ: it stops
+    too early where drafts are good, and goes on too far where they are bad.
+
+    Args:
+        cost: of a round by how many tokens it drafts and verifies, in rounds without a draft.
+    """
+
+    def __init__(self, cost: Callable[[int], float]) -> None:
+        self.cost = cost
+        self._tokens = self._time = 0.0  # fading
+
+    def rate(self, foreseen: float = 1.0) -> float:
+        """rho, in tokens by the time of a plain round; `foreseen` is what it is thought to be before rounds show it."""
+        return (START * foreseen + self._tokens) / (START + self._time)
+
+    def foreseen(self, chance: float, limit: int) -> float:
+        """The rate of the best fixed length of at most `limit`, where each token is right with this probability."""
+        best = tokens = reached = 1.0
+        for length in range(1, limit + 1):
+            reached *= chance
+            tokens += reached
+            best = max(best, tokens / self.cost(length))
+        return best
+
+    def worth(self, rate: float, depth: int, reached: float, chance: float, limit: int) -> float:
+        """What the best longer draft is expected to add to one of `depth` tokens, in tokens, less its time; 0 where
+        none is worth it.
+
+        Args:
+            rate: rho.
+            reached: the probability that all so far are right.
+            chance: that the next is, and each after it, if those before are.
+        """
+        best = tokens = 0.0
+        for longer in range(depth + 1, limit + 1):
+            reached *= chance
+            tokens += reached
+            best = max(best, tokens - rate * (self.cost(longer) - self.cost(depth)))
+        return best
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """A round's outcome."""
+        self._tokens = self._tokens * FADING + accepted + 1
+        self._time = self._time * FADING + self.cost(drafted)
