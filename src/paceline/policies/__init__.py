@@ -14,6 +14,7 @@ POLICIES = Registry(
         "adaedl": "paceline.policies.adaedl:AdaEDL",
         "beta-ts": "paceline.policies.beta_ts:BetaTS",
         "cali-ts": "paceline.policies.cali_ts:CaliTS",
+        "pace": "paceline.policies.pace:Pace",
         "specdec++": "paceline.policies.specdec_pp:SpecDecPP",
         "disco": "paceline.policies.disco:Disco",
     },

@@ -22,6 +22,7 @@ class Setting:
         predictors: folders where trained predictors may lie, as `POLICY.safetensors`; the first counts.
         cost: of a round by how many tokens it drafts and verifies, in rounds without a draft; as measured where the
             policy `reads_costs`, else any.
+        pass_cost: likewise without the drafting: of verifying so many tokens that are drafted already.
     """
 
     target: str
@@ -30,6 +31,7 @@ class Setting:
     draft_width: int | None
     predictors: tuple[Path, ...] = ()
     cost: Callable[[int], float] = lambda drafted: 1.0
+    pass_cost: Callable[[int], float] = lambda drafted: 1.0
 
 
 class StoppingPolicy:

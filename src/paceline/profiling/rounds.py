@@ -38,7 +38,9 @@ def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True) -> Policy:
     if drafter.reads_costs and hidden:
         costs_of(drafter.target)
     setting = setting_of(drafter, hidden=hidden)
-    policy.check(replace(setting, cost=round_cost(drafter)) if policy.reads_costs else setting)
+    if policy.reads_costs:
+        setting = replace(setting, cost=round_cost(drafter), pass_cost=pass_cost(drafter))
+    policy.check(setting)
     return policy
 
 
@@ -54,6 +56,12 @@ def round_cost(drafter: Drafter) -> Callable[[int], float]:
     """What a round costs by what it drafts and verifies, in rounds without a draft."""
     costs = round_seconds(drafter)
     return lambda drafted: costs(drafted) / costs(0)
+
+
+def pass_cost(drafter: Drafter) -> Callable[[int], float]:
+    """What verifying costs by how many tokens were drafted, in rounds without a draft; no more than the whole round."""
+    rounds, passes = round_seconds(drafter), costs_of(drafter.target)
+    return lambda drafted: min(1 + (passes(1 + drafted) - passes(1)) / rounds(0), rounds(drafted) / rounds(0))
 
 
 def round_seconds(drafter: Drafter) -> Costs:

@@ -1,0 +1,116 @@
+"""`pace`: draft one more token where it brings more than its time does in the long run."""
+
+from __future__ import annotations
+
+from math import log, log1p
+from random import Random
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.errors import require
+from paceline.policies.base import Setting, StoppingPolicy
+from paceline.policies.long_run import LongRun
+from paceline.policies.online import OnlineLogistic, sigmoid
+
+# Weights before anything is seen: of 1, depth, recent acceptance fast and slow, and then
+AHEAD = (0.5, 0.0, 0.0, 0.0, 0.5)  # the log odds of the token before
+SEEN = (0.2, 0.0, 0.0, 0.0, 0.7, -0.2)  # those of the token itself, and the entropy it was drawn at
+VARIANCE, DOUBT = 0.2, 1e-4  # of a weight at the start, and what is added each round: texts change
+SMOOTHING = np.array([0.5, 0.9])  # of recent acceptance
+SURE = 1e-4  # no token is likelier, or less likely, than this allows
+
+
+class Pace(StoppingPolicy):
+    """Optimal stopping of a renewal process (see `LongRun`), for drafters that pay for each token.
+
+    Before a token is drafted the question is whether some longer draft is worth its drafts and its share of the pass;
+    after it, when its distribution is known, whether it is worth verifying. Two logistic regressions that learn from
+    the request's outcomes say how likely the token is accepted: one of what is known beforehand (depth, recent
+    acceptance, how sure the token before was), one of the draft distribution's top probability and entropy as well.
+    Each round takes weights drawn from what is believed of the first (Thompson sampling), so that drafting that was
+    given up is tried again.
+
+    Args:
+        k_max: most tokens a round.
+    """
+
+    name = "pace"
+    reads_q = True
+    reads_costs = True
+
+    def __init__(self, *, k_max: int = 16) -> None:
+        require(k_max >= 0, f"pace: k_max must be >= 0, not {k_max}")
+        self.limit = k_max
+        self.ahead, self.seen = OnlineLogistic(np.array(AHEAD), VARIANCE), OnlineLogistic(np.array(SEEN), VARIANCE)
+        self.long_run, self._pass_cost = LongRun(lambda drafted: 1.0), Setting("", "", None, None).pass_cost
+        self.random = Random()
+        self.recent = np.zeros(2)  # of first tokens, less a half
+        self._drawn = self.ahead.mean  # this round's weights of `ahead`
+        self._features: list[tuple[np.ndarray, np.ndarray | None]] = []  # of this round's tokens
+        self._reached, self._rate, self._last, self._stopped = 1.0, 1.0, 0.0, False
+
+    def seed(self, seed: int) -> None:
+        self.random.seed(seed)
+
+    def check(self, setting: Setting) -> None:
+        self.long_run = LongRun(setting.cost)
+        self._pass_cost = setting.pass_cost
+
+    def more(self, depth: int) -> bool:
+        if depth == 0:
+            self._begin()
+        if depth >= self.limit or self._stopped:
+            return False
+        features = self._ahead(depth)
+        chance = sigmoid(float(self._drawn @ features))
+        if self.long_run.worth(self._rate, depth, self._reached, chance, self.limit) <= 0:
+            return False
+        self._features[depth:] = [(features, None)]
+        return True
+
+    def keep(self, q: Float[Tensor, " vocab"] | None, depth: int, hidden: Tensor | None = None) -> bool:
+        ahead, _ = self._features[depth]
+        if q is None:  # a drafter of deterministic candidates, which asks how deep only
+            self._reached *= sigmoid(float(self._drawn @ ahead))
+            return True
+        top, entropy = confidence(q)
+        self._last = log(top) - log1p(-top)
+        features = np.array([*ahead[:-1], self._last, entropy])
+        self._features[depth] = ahead, features
+        self._reached *= sigmoid(float(self.seen.mean @ features))
+        chance = sigmoid(float(self._drawn @ self._ahead(depth + 1)))
+        worth = self._reached + self.long_run.worth(self._rate, depth + 1, self._reached, chance, self.limit)
+        self._stopped = worth <= self._rate * (self._pass_cost(depth + 1) - self._pass_cost(depth))
+        return not self._stopped
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self.long_run.observe(drafted, accepted)
+        for depth, (ahead, seen) in enumerate(self._features[: min(accepted + 1, drafted)]):
+            self.ahead.learn(ahead, depth < accepted)
+            if seen is not None:
+                self.seen.learn(seen, depth < accepted)
+        if drafted:
+            self.recent = SMOOTHING * self.recent + (1 - SMOOTHING) * ((accepted > 0) - 0.5)
+
+    def _begin(self) -> None:
+        self._features.clear()
+        self._reached, self._last, self._stopped = 1.0, 0.0, False
+        for model in (self.ahead, self.seen):
+            model.covariance += DOUBT * np.eye(len(model.mean))
+        spread = np.linalg.cholesky(self.ahead.covariance)
+        self._drawn = self.ahead.mean + spread @ [self.random.gauss(0, 1) for _ in AHEAD]
+        mean = sigmoid(float(self.ahead.mean @ self._ahead(0)))
+        self._rate = self.long_run.rate(self.long_run.foreseen(mean, self.limit))
+
+    def _ahead(self, depth: int) -> np.ndarray:
+        """What is known of the token at `depth` before it is drafted."""
+        return np.array([1.0, min(depth, 4) / 4, *self.recent, self._last])
+
+
+def confidence(q: Float[Tensor, " vocab"]) -> tuple[float, float]:
+    """Top probability of a draft distribution, kept between `SURE` and 1 - `SURE`, and its entropy in nats."""
+    top, entropy = torch.stack((q.max(), torch.special.entr(q).sum())).tolist()
+    return min(max(top, SURE), 1 - SURE), entropy

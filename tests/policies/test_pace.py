@@ -1,0 +1,150 @@
+"""`pace`: when it drafts, when it stops, what it learns, and how near it comes to the best there is."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.errors import OptionError
+from paceline.policies import POLICIES
+from paceline.policies.base import Setting, StoppingPolicy
+from paceline.policies.beta_ts import BetaTS
+from paceline.policies.fixed import Fixed
+from paceline.policies.long_run import LongRun
+from paceline.policies.pace import Pace
+
+DRAFT, VERIFY = 0.1, 0.05  # what a token costs, in plain rounds
+
+
+def q(top: float) -> Tensor:
+    return torch.tensor([top, *[(1 - top) / 7] * 7])
+
+
+def placed(policy: StoppingPolicy, draft: float = DRAFT, verify: float = VERIFY) -> StoppingPolicy:
+    policy.seed(0)
+    policy.check(
+        Setting("m", "d", None, None, cost=lambda k: 1 + (draft + verify) * k, pass_cost=lambda k: 1 + verify * k)
+    )
+    return policy
+
+
+def drafted(policy: StoppingPolicy, tops: list[float]) -> int:
+    count = 0
+    while count < len(tops) and policy.more(count) and policy.keep(q(tops[count]), count):
+        count += 1
+    return count
+
+
+# -- the long run --------------------------------------------------------------------------------------------------
+def test_the_long_run() -> None:
+    run = LongRun(lambda k: 1 + 0.2 * k)
+    assert run.rate() == 1
+    assert run.foreseen(0.5, 8) == pytest.approx(max((2 - 0.5**k) / (1 + 0.2 * k) for k in range(9)))
+    assert run.foreseen(0.1, 8) == 1  # of plain decoding
+    assert run.worth(1.0, 2, 0.5, 0.8, 3) == pytest.approx(0.4 - 0.2)
+    assert run.worth(3.0, 2, 0.5, 0.8, 3) == 0
+    for _ in range(1000):
+        run.observe(2, 1)
+    assert run.rate() == pytest.approx(2 / 1.4, rel=0.02)
+
+
+# -- pace ----------------------------------------------------------------------------------------------------------
+def test_what_pays_nothing_is_not_drafted_but_tried_again() -> None:
+    policy = placed(Pace(), draft=2.0, verify=1.0)
+    lengths = []
+    for _ in range(300):
+        lengths.append(drafted(policy, [0.2] * 16))
+        policy.observe(lengths[-1], 0)
+    assert sum(length > 0 for length in lengths[100:]) < 20
+
+
+def test_drafting_that_was_given_up_comes_back() -> None:
+    policy = placed(Pace())
+    for _ in range(100):
+        policy.observe(drafted(policy, [0.5] * 16), 0)
+    lengths = []
+    for _ in range(300):
+        lengths.append(drafted(policy, [0.5] * 16))
+        policy.observe(lengths[-1], lengths[-1])
+    assert sum(lengths[-50:]) / 50 > 5
+
+
+def test_it_stops_at_a_token_that_is_not_worth_verifying() -> None:
+    policy = placed(Pace())
+    rng = random.Random(0)
+    for _ in range(200):
+        tops = [rng.choice([0.2, 0.95]) for _ in range(16)]
+        count = drafted(policy, tops)
+        policy.observe(count, next((i for i in range(count) if tops[i] < 0.5), count))
+    assert drafted(policy, [0.95, 0.95, 0.2, 0.95]) == 2
+    assert not policy.more(2)  # not before the next round
+
+
+def test_limits_and_options() -> None:
+    assert drafted(placed(Pace(k_max=3), 0, 0), [0.99] * 9) == 3
+    assert not placed(Pace(k_max=0)).more(0)
+    assert POLICIES.parse("pace:k-max=4").build().limit == 4
+    with pytest.raises(OptionError, match="k_max"):
+        Pace(k_max=-1)
+
+
+def test_candidates_without_a_distribution() -> None:
+    policy = placed(Pace())
+    for _ in range(50):
+        depth = 0
+        while policy.more(depth) and policy.keep(None, depth):
+            depth += 1
+        policy.observe(depth, depth)
+    assert depth > 5
+
+
+@pytest.mark.parametrize("top", [0.0, 1.0, 0.3])
+def test_any_distribution(top: float) -> None:
+    policy = placed(Pace())
+    for _ in range(20):
+        count = drafted(policy, [top] * 16)
+        policy.observe(count, count)
+    assert math.isfinite(policy.seen.mean.sum())
+
+
+# -- against others ------------------------------------------------------------------------------------------------
+REGIMES: dict[str, Callable[[int], float]] = {
+    "stationary": lambda turn: 0.6,
+    "drifting": lambda turn: 0.5 + 0.4 * math.sin(turn / 60),
+    "bursty": lambda turn: 0.9 if turn // 40 % 2 else 0.15,
+}
+
+
+def reached(policy: StoppingPolicy, base: Callable[[int], float], rounds: int = 600) -> float:
+    """Tokens by the time of a plain round. A token is accepted with a probability whose log odds lie around those of
+    `base`; the drafter is surer of it than it should be.
+    """
+    rng, tokens, time = random.Random(1), 0, 0.0
+    placed(policy)
+    for turn in range(rounds):
+        odds = [math.log(base(turn) / (1 - base(turn))) + rng.gauss(0, 1) for _ in range(17)]
+        right = [rng.random() < 1 / (1 + math.exp(-value)) for value in odds]
+        forwards = count = 0
+        while policy.more(count):
+            top = 1 / (1 + math.exp(-1.3 * odds[count] - 0.5))
+            forwards += 1
+            if not policy.keep(q(min(max(top, 0.13), 0.999)) if policy.reads_q else None, count):
+                break
+            count += 1
+        accepted = next(i for i in range(17) if i == count or not right[i])
+        policy.observe(count, accepted)
+        tokens, time = tokens + accepted + 1, time + 1 + DRAFT * forwards + VERIFY * count
+    return tokens / time
+
+
+@pytest.mark.parametrize(("regime", "ahead"), [("stationary", 0.99), ("drifting", 1.05), ("bursty", 1.1)])
+def test_ahead_of_fixed_lengths_and_of_beta_ts(regime: str, ahead: float) -> None:
+    base = REGIMES[regime]
+    found = reached(Pace(), base)
+    best = max(reached(Fixed(k=k), base) for k in range(7))
+    assert found > ahead * max(best, reached(BetaTS(cost="auto"), base))
