@@ -56,7 +56,7 @@ class Eagle(AutoregressiveDrafter):
         budget: most nodes of a tree, the likeliest candidates of all levels; "auto": as many as pay on this machine.
     """
 
-    default_policy = "beta-ts:cost=auto"
+    default_policy = "pace"
     source = "eagle"
 
     def __init__(

@@ -34,7 +34,7 @@ class EarlyExit(AutoregressiveDrafter):
         nodes: most nodes of a tree.
     """
 
-    default_policy = "beta-ts:cost=auto"
+    default_policy = "pace"
     source = "early-exit"
 
     def __init__(self, target: Target, *, head: str = "auto", tree: int = 1, nodes: int = 16) -> None:

@@ -56,7 +56,7 @@ class Medusa(AutoregressiveDrafter):
         budget: most nodes of a tree; "auto": as many as pay on this machine.
     """
 
-    default_policy = "beta-ts:cost=auto"
+    default_policy = "pace"
     source = "medusa"
 
     def __init__(
