@@ -14,7 +14,7 @@ from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.policies import POLICIES
-from paceline.profiling.rounds import round_cost, round_seconds
+from paceline.profiling.rounds import pass_cost, round_cost, round_seconds
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
 from paceline.targets.span import Span
@@ -65,13 +65,22 @@ def test_policies_that_ask(target: BlockTarget) -> None:
     """Decoding goes on as if nothing had been measured in between."""
     drafter = LayerSkip(target)
     plain = LLM(target, drafter, POLICIES.parse("fixed:k=0")).generate([5, 6, 7], max_new_tokens=12)
-    for policy in ("beta-ts:cost=auto", "cali-ts:cost=auto"):
+    for policy in ("beta-ts:cost=auto", "cali-ts:cost=auto", "pace"):
         llm = LLM(target, drafter, POLICIES.parse(policy))
         [request] = llm.requests([[5, 6, 7]], max_new_tokens=12)
         for _ in llm.engine.run([request]):
             pass
         assert request.output == plain.tokens
-        assert request.policy._round(3) == round_cost(drafter)(3)
+        assert request.policy.long_run.cost(3) == round_cost(drafter)(3)
+
+
+def test_verifying_alone_costs_no_more_than_the_round(target: BlockTarget) -> None:
+    drafter = PromptLookup(target)
+    set_costs(drafter, Costs({0: 0.02, 4: 0.03, 8: 0.2}))
+    cost, whole = pass_cost(drafter), round_cost(drafter)
+    assert cost(0) == 1
+    assert cost(4) == pytest.approx(1 + 0.004 / 0.02)
+    assert all(cost(drafted) <= whole(drafted) for drafted in range(16))
 
 
 def test_where_no_node_of_a_tree_pays() -> None:

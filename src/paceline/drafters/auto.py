@@ -8,6 +8,8 @@ from paceline.drafters.merge import Merge
 from paceline.drafters.suffix import Suffix
 from paceline.drafters.trigram.drafter import Trigram
 from paceline.drafting.base import Drafter
+from paceline.drafting.budget import AUTO
+from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import PacelineError
 from paceline.targets.target import Target
 
@@ -29,10 +31,9 @@ class Auto(Merge):
     source = "auto"
 
     def __init__(self, target: Target, *, head: str = "auto") -> None:
-        parts: list[Drafter] = [Trigram(target), Suffix(target)]
-        if head != NONE and (found := trained_head(target, head)):
-            parts.append(found)
-        super().__init__(target, drafters=parts)
+        TreeDrafter.__init__(self, target, AUTO)
+        trained = None if head == NONE else trained_head(target, head)
+        self._combine([Trigram(target), Suffix(target), *([trained] if trained else [])])
 
 
 def trained_head(target: Target, head: str = "auto") -> Drafter | None:

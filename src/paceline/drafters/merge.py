@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafting.base import Drafter, Row
-from paceline.drafting.budget import Budget, Deferred, Plan, best_first
+from paceline.drafting.budget import Budget, Deferred, Selection, best_first
 from paceline.drafting.gate import Gate
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter, reach
@@ -57,15 +57,18 @@ class Merge(TreeDrafter):
     default_policy = "fixed:k=10"
     source = "merge"
 
-    def __init__(self, target: Target, *, drafters: str | Sequence[Drafter] = "", budget: int | str = "auto") -> None:
+    def __init__(self, target: Target, *, drafters: str = "", budget: int | str = "auto") -> None:
         super().__init__(target, budget)
         from paceline.drafters import DRAFTERS  # which names this module
 
         if isinstance(drafters, str):
             specs = [DRAFTERS.parse(name.replace(";", ":")) for name in drafters.split("|") if name]
-            self.parts: list[Drafter] = [spec.build(target) for spec in specs]
+            self._combine([spec.build(target) for spec in specs])
         else:
-            self.parts = list(drafters)
+            self._combine(drafters)
+
+    def _combine(self, parts: Sequence[Drafter]) -> None:
+        self.parts = list(parts)
         require(len(self.parts) > 1, "merge: name two drafters or more, as in merge:drafters=suffix|trigram")
         self.free = {at: part for at, part in enumerate(self.parts) if isinstance(part, TreeDrafter)}
         self.paid = {at: part for at, part in enumerate(self.parts) if part.competes}
@@ -211,7 +214,7 @@ class Pool:
         order = [node for node, _ in best_first(self.tree, [score or 0.0 for score in self.tree.scores])]
         return self.tree.keep(order[:most])
 
-    def _planned(self) -> Plan | None:
+    def _planned(self) -> Selection | None:
         budget = self.state.budget
         return budget.plan(self.tree, self._rows, self._others, self.state.length) if budget else None
 

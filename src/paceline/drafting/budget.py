@@ -67,7 +67,7 @@ class Calibration:
             self._before.learn(source, kind, right, share)
 
 
-class Plan(NamedTuple):
+class Selection(NamedTuple):
     """How much of a tree is worth verifying.
 
     Attributes:
@@ -113,7 +113,7 @@ class Budget:
         """The part of `tree` that is worth verifying, best candidates first: `take` what was `plan`ned."""
         return self.take(self.plan(tree, rows, others, slots))
 
-    def plan(self, tree: TokenTree, rows: int = 1, others: int = 0, slots: int | None = None) -> Plan:
+    def plan(self, tree: TokenTree, rows: int = 1, others: int = 0, slots: int | None = None) -> Selection:
         """What would be worth verifying of `tree`, all of whose nodes have scores.
 
         Args:
@@ -129,9 +129,11 @@ class Budget:
             gain += probability - rate * (costs[-1] - costs[-2])
             if gain > best:
                 count, best = len(order), gain
-        return Plan(tree, order, costs, count, best, [rows * (others + 1 + drafted) for drafted in range(len(costs))])
+        return Selection(
+            tree, order, costs, count, best, [rows * (others + 1 + drafted) for drafted in range(len(costs))]
+        )
 
-    def take(self, plan: Plan, drafting: float = 0.0) -> TokenTree:
+    def take(self, plan: Selection, drafting: float = 0.0) -> TokenTree:
         """The planned part of the tree, or now and then another for the sake of knowing what a pass costs.
 
         Args:
