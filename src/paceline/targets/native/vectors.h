@@ -29,6 +29,7 @@ struct Lanes {
     typedef int32_t i __attribute__((vector_size(4 * N)));
     typedef uint32_t u __attribute__((vector_size(4 * N)));
     typedef uint16_t h __attribute__((vector_size(2 * N)));
+    typedef int8_t b __attribute__((vector_size(N)));
 };
 using vf = Lanes<LANES>::f;
 using vi = Lanes<LANES>::i;
@@ -36,6 +37,7 @@ using wf = Lanes<WIDE>::f;
 using wi = Lanes<WIDE>::i;
 using wu = Lanes<WIDE>::u;
 using wh = Lanes<WIDE>::h;
+using wb = Lanes<WIDE>::b;
 
 template <class V>
 inline V load(const void* p) {
@@ -128,6 +130,11 @@ inline wf half(const uint8_t* from) {
     const wf magnitude = (wf)((wide & 0x7fffu) << 13) * splat<wf>(0x1p112f);
     return (wf)((wu)magnitude | ((wide & 0x8000u) << 16));
 #endif
+}
+
+// Whole numbers of a byte each.
+inline wf whole(const uint8_t* from) {
+    return __builtin_convertvector(__builtin_convertvector(load<wb>(from), wi), wf);
 }
 
 // In every four lanes: two of `a`, then two of `b`; the even ones or the odd ones.

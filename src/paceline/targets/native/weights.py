@@ -26,6 +26,12 @@ class Kind(IntEnum):
     Q8_0 = 2
     Q4_0 = 3
     Q4_1 = 4
+    F16 = 5
+    Q5_0 = 6
+    Q5_1 = 7
+    Q4_K = 8
+    Q5_K = 9
+    Q6_K = 10
 
 
 class Rows(NamedTuple):
@@ -37,8 +43,8 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, weight: Float[Tensor, "outputs inputs"]) -> Rows:
-        """Of a float32 or bfloat16 matrix; shares its memory where that is contiguous."""
-        kind = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16}[weight.dtype]
+        """Of a matrix in float32, bfloat16 or float16; shares its memory where that is contiguous."""
+        kind = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16, torch.float16: Kind.F16}[weight.dtype]
         return cls(kind, weight.shape[1], weight.contiguous().view(torch.uint8))
 
 
@@ -50,6 +56,7 @@ class CMatrix(ctypes.Structure):
         ("reserved", ctypes.c_int32),
         ("data", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("next", ctypes.c_void_p),
     )
 
 
@@ -68,7 +75,7 @@ class Packed:
         self._parts, self._interleaved = tuple(parts), interleaved
         filled = [-(-size // LANES) * LANES if interleaved else size for size in parts]
         self.kind = kind
-        self.c = CMatrix(kind, sum(filled), inputs, 0, None, None)
+        self.c = CMatrix(kind, sum(filled), inputs, 0, None, None, None)
         self.bytes: int = library().paceline_packed_bytes(ctypes.byref(self.c))
         self._memory, self._bias = (arena or Arena()).take(self.bytes), torch.empty(0)
         self.c.data = self._memory.data_ptr()
