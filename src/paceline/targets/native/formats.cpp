@@ -1,5 +1,5 @@
-// Matrix products on floats and on GGUF's blocks of 32.
-#include "product.h"
+// Kernels for floats and on GGUF's blocks of 32.
+#include "kernel.h"
 
 namespace paceline::PACELINE_ISA::formats {
 

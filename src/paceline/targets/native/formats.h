@@ -1,26 +1,28 @@
-// The kinds of storage, each as functions: product.h makes them of a storage, gemm.cpp calls them.
+// The kinds of storage as functions, which kernel.h makes and gemm.cpp calls.
 #pragma once
 
-#include "native.h"
+#include <array>
+
+#include "tiles.h"
 
 namespace paceline::PACELINE_ISA {
 
-struct Input {  // of a matrix product: x[tokens][inputs], rows `ldx` apart, inputs padded to whole blocks
-    const float* x;
-    int ldx, tokens, inputs;
+struct Ahead {  // what a kernel prefetches: `step` bytes a unit, from `at` on
+    const uint8_t* at;
+    int step;
 };
 
-struct Job {  // `panels` panels from `weights` on, for tokens first .. first + tokens - 1
-    const uint8_t *weights, *next;  // next: what to prefetch
-    int panels, first, tokens;
-};
+using Kernel = void (*)(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int count, float* acc,
+                        Ahead ahead);
+using Column = std::array<Kernel, MOST + 1>;  // by tokens
 
 struct Format {
-    int block, bytes;  // inputs stored together, and the bytes they take in a panel
+    int block, bytes, unit;  // inputs stored together, the bytes they take in a panel; inputs that share scales
     void (*write)(uint8_t* to, const uint8_t* row, int k, int count, int lane);  // see storage.h
     void (*expand)(const uint8_t* panel, int k, int count, float* to);
-    int (*together)(int tokens);                                       // panels of a job
-    void (*product)(const Input& in, const Job& job, float* acc);      // acc[token][panels * 16] = sums
+    Column kernels;  // that unpack in registers, for as many panels as TILING says
+
+    int bytes_of(int inputs) const { return (int64_t)inputs * bytes / block; }  // in a panel
 };
 
 namespace formats {

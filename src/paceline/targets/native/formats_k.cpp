@@ -1,5 +1,5 @@
-// Matrix products on GGUF's K-quants, and on what stands in for them where rows are not made of blocks of 256.
-#include "product.h"
+// Kernels for GGUF's K-quants, and on what stands in for them where rows are not made of blocks of 256.
+#include "kernel.h"
 #include "storage_k.h"
 
 namespace paceline::PACELINE_ISA::formats {

@@ -1,14 +1,27 @@
-// Matrix products spread over threads, and matrices packed for them: see product.h for the blocking.
+// Matrix products y[token][output] = sum_k x[token][k] * w[output][k], for 1 to a few hundred tokens.
+//
+// Blocking. A matrix is packed into panels of 16 outputs: for each k the 16 weights lie side by side, so that lanes are
+// outputs and every output is ONE chain of fused multiply-adds over k = 0, 1, 2, ...: the same bits at any width, on
+// any instruction set, in any storage that represents the same weights. The micro-kernel keeps a tile of tokens x
+// panels in registers (tiles.h says which). A job is one tile's panels for up to 96 tokens, so that weights stream
+// from memory once, while those of the thread's next job are prefetched:
+//   narrow: unpacked in registers, each weight used for all tokens of a tile;
+//   wide:   some inputs at a time, unpacked to floats in the L1 cache first, over all tiles; accumulators are carried
+//           from one such piece to the next, which leaves the chain as it is.
+// Outputs may come from several matrices, stored as different kinds; their jobs are those of one step.
 #include <algorithm>
 #include <array>
 
-#include "formats.h"
+#include "kernel.h"
 #include "kernels.h"
-#include "tiles.h"
-#include "vectors.h"
 
 namespace paceline::PACELINE_ISA {
 namespace {
+
+template <int P>
+constexpr Column on_floats = []<size_t... I>(std::index_sequence<I...>) {
+    return Column{nullptr, kernel<StoreF32, I + 1, P>...};
+}(std::make_index_sequence<TILING.tokens>());
 
 template <class V>
 inline V silu(V x) {
@@ -35,32 +48,114 @@ void finish(const Matrix& w, int panel, const float* acc, float* y, Epilogue epi
 
 int panels_of(const Matrix& w) { return (w.outputs + PANEL - 1) / PANEL; }
 
-// Bytes of a panel.
 size_t panel_bytes(const Matrix& w) {
-    return (size_t)(round_up(w.inputs, BLOCK) / format(w.kind).block) * format(w.kind).bytes;
+    const Format& f = format(w.kind);
+    return (size_t)(round_up(w.inputs, BLOCK) / f.block) * f.bytes;
 }
 
-// One of the matrices that a product's outputs come from, one after the other: its jobs, and where its outputs go.
+struct Job {  // `panels` panels from `weights` on, for tokens first .. first + tokens - 1
+    const uint8_t *weights, *next;  // next: what to prefetch
+    int panels, first, tokens;
+};
+
+class Product {
+  public:
+    Product() = default;
+    Product(const Matrix& w, const float* x, int ldx, int tokens)
+        : x_(x), ldx_(ldx), inputs_(round_up(w.inputs, BLOCK)), fused_(tokens <= TILING.fused), format_(&format(w.kind)),
+          panel_bytes_(panel_bytes(w)) {
+        together = fused_ ? TILING.panels[Cut(tokens, TILING.largest()).largest()] : TILING.together;
+    }
+
+    int together;  // panels of a job
+
+    // acc[token][panels * 16] = sums.
+    void compute(const Job& job, float* acc) const {
+        std::fill_n(acc, (size_t)job.tokens * job.panels * PANEL, 0.0f);
+        if (job.panels < together)
+            by_panel(job, acc);
+        else if (fused_)
+            narrow(job, acc);
+        else
+            wide(job, acc);
+    }
+
+  private:
+    void narrow(const Job& job, float* acc) const {
+        const Cut cut(job.tokens, TILING.largest());
+        for (int tile = 0; tile < cut.count; tile++) {
+            const int t = cut(tile), m = cut(tile + 1) - t, first = job.first + t;
+            float* to = acc + t * job.panels * PANEL;
+            if (TILING.panels[m] == job.panels)
+                format_->kernels[m](job.weights, panel_bytes_, x_ + (size_t)first * ldx_, ldx_, inputs_, to,
+                                    {job.next, tile ? 0 : job.panels * format_->bytes_of(format_->unit)});
+            else
+                by_panel({job.weights, job.next, job.panels, first, m}, to);
+        }
+    }
+
+    // What no tile in registers is for: the last panels of a matrix, or a tile with one token less than the others.
+    void by_panel(const Job& job, float* acc) const {
+        alignas(64) float sums[SLAB * PANEL];
+        for (int i = 0; i < job.panels; i++) {
+            std::fill_n(sums, job.tokens * PANEL, 0.0f);
+            wide({job.weights + i * panel_bytes_, job.next + i * panel_bytes_, 1, job.first, job.tokens}, sums);
+            for (int t = 0; t < job.tokens; t++)
+                std::copy_n(sums + t * PANEL, PANEL, acc + (t * job.panels + i) * PANEL);
+        }
+    }
+
+    void wide(const Job& job, float* acc) const {
+        const bool plain = format_ == &formats::f32;
+        alignas(64) float floats[TILING.together * TILING.piece * PANEL];
+        const Cut cut(job.tokens, TILING.tokens), pieces(inputs_ / BLOCK, TILING.piece / BLOCK);
+        const Column& kernels = job.panels > 1 ? on_floats<TILING.together> : on_floats<1>;
+        const uint8_t* next = job.next;
+        for (int i = 0; i < pieces.count; i++) {
+            const int k = pieces(i) * BLOCK, piece = pieces(i + 1) * BLOCK - k, units = piece / StoreF32::unit;
+            for (int p = 0; p < job.panels && !plain; p++)
+                format_->expand(job.weights + p * panel_bytes_, k, piece, floats + p * TILING.piece * PANEL);
+            const uint8_t* w = plain ? job.weights + format_->bytes_of(k) : (const uint8_t*)floats;
+            const size_t apart = plain ? panel_bytes_ : TILING.piece * PANEL * sizeof(float);
+            const int step = round_up(job.panels * format_->bytes_of(piece) / (units * cut.count), 64);
+            for (int tile = 0; tile < cut.count; tile++, next += step * units) {
+                const int t = cut(tile), m = cut(tile + 1) - t;
+                kernels[m](w, apart, x_ + (size_t)(job.first + t) * ldx_ + k, ldx_, piece,
+                           acc + t * job.panels * PANEL, {next, step});
+            }
+        }
+    }
+
+    const float* x_;
+    int ldx_, inputs_;
+    bool fused_;
+    const Format* format_;
+    size_t panel_bytes_;
+};
+
+// One of the matrices that a product's outputs come from: where they go, and which of the jobs are its own.
 struct Part {
     const Matrix* w;
+    Product product;
     float* y;
-    size_t panel_bytes;
-    int first, together, groups;  // jobs before; panels of a job; jobs a slab of tokens
+    int first, groups;  // jobs before; jobs for a slab of tokens
 
-    const uint8_t* weights(int group) const { return w->data + (size_t)group * together * panel_bytes; }
+    const uint8_t* weights(int group) const {
+        return w->data + (size_t)group * product.together * panel_bytes(*w);
+    }
 };
 
 }  // namespace
 
 void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue) {
-    const Input in = {x, ldx, tokens, round_up(w.inputs, BLOCK)};
     const Cut slabs(tokens, SLAB);
     std::array<Part, MAX_PARTS> parts;
     int count = 0, jobs = 0;
-    for (const Matrix* part = &w; part; part = part->next) {
-        const int together = format(part->kind).together(tokens), groups = (panels_of(*part) + together - 1) / together;
-        parts[count++] = {part, y, panel_bytes(*part), jobs, together, groups};
-        jobs += groups * slabs.count, y += part->outputs;
+    for (const Matrix* part = &w; part; y += part->outputs, part = part->next) {
+        const Product product(*part, x, ldx, tokens);
+        const int groups = (panels_of(*part) + product.together - 1) / product.together;
+        parts[count++] = {part, product, y, jobs, groups};
+        jobs += groups * slabs.count;
     }
     const auto part_of = [&](int job) -> const Part& {
         int i = count - 1;
@@ -71,11 +166,12 @@ void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, floa
         next = std::clamp(next, 0, jobs - 1);
         const Part &part = part_of(number), &after = part_of(next);
         const int slab = (number - part.first) / part.groups, group = (number - part.first) % part.groups;
-        const int panel = group * part.together, panels = std::min(part.together, panels_of(*part.w) - panel);
+        const int panel = group * part.product.together;
+        const int panels = std::min(part.product.together, panels_of(*part.w) - panel);
         const int from = slabs(slab), n = slabs(slab + 1) - from;
         alignas(64) float acc[std::max(SLAB * TILING.together, TILING.fused * TILING.panels[1]) * PANEL];
-        format(part.w->kind).product(
-            in, {part.weights(group), after.weights((next - after.first) % after.groups), panels, from, n}, acc);
+        part.product.compute({part.weights(group), after.weights((next - after.first) % after.groups), panels, from, n},
+                             acc);
         for (int t = 0; t < n; t++)
             for (int i = 0; i < panels; i++)
                 finish(*part.w, panel + i, acc + (t * panels + i) * PANEL, part.y + (size_t)(from + t) * ldy, epilogue);

@@ -84,16 +84,4 @@ struct StoreBlocks {
     }
 };
 
-// `count` inputs of a panel from input k on, as floats, as StoreF32 has them.
-template <class S>
-void expand(const uint8_t* panel, int k, int count, float* to) {
-    for (const int end = k + count; k < end; k += S::unit, to += S::unit * PANEL) {
-        const S unit(panel, k);
-        for (int turn = 0; turn < S::unit; turn += TURN)
-#pragma GCC unroll 8
-            for (int i = 0; i < TURN; i++)
-                for (int v = 0; v < VECTORS; v++) store(to + (turn + i) * PANEL + v * WIDE, unit.get(turn, i, v));
-    }
-}
-
 }  // namespace paceline::PACELINE_ISA

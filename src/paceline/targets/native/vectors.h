@@ -132,9 +132,16 @@ inline wf half(const uint8_t* from) {
 #endif
 }
 
-// Whole numbers of a byte each.
+// Whole numbers of a byte each. gcc 12 widens them one by one, unless told how.
 inline wf whole(const uint8_t* from) {
-    return __builtin_convertvector(__builtin_convertvector(load<wb>(from), wi), wf);
+#if defined(__AVX512F__)
+    const wi numbers = (wi)_mm512_cvtepi8_epi32(load<__m128i>(from));
+#elif defined(__AVX2__)
+    const wi numbers = (wi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    const wi numbers = __builtin_convertvector(load<wb>(from), wi);
+#endif
+    return __builtin_convertvector(numbers, wf);
 }
 
 // In every four lanes: two of `a`, then two of `b`; the even ones or the odd ones.
