@@ -14,7 +14,8 @@ from torch import Tensor
 from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 
-BLOCK = 32  # weights in a block of the GGUF formats
+BLOCK = 32  # inputs are padded to whole blocks; the least that blocks of the GGUF formats have
+MAX_PARTS = 3  # matrices that follow one another, of native.h
 LANES = 8
 
 
@@ -67,6 +68,9 @@ class Packed:
         parts: the outputs of each. They lie one below the other, or `interleaved` (parts of equal size): eight
             outputs of each by turns, filled up with zeros, which is how the pass wants the MLP's gate and up.
         arena: where its memory comes from; without one it gets its own.
+
+    Attributes:
+        next: the outputs that follow, stored as another kind.
     """
 
     def __init__(
@@ -79,6 +83,16 @@ class Packed:
         self.bytes: int = library().paceline_packed_bytes(ctypes.byref(self.c))
         self._memory, self._bias = (arena or Arena()).take(self.bytes), torch.empty(0)
         self.c.data = self._memory.data_ptr()
+        self.next: Packed | None = None
+
+    def then(self, following: Packed) -> None:
+        """Outputs of another kind come after these; `MAX_PARTS` matrices in all at most."""
+        self.next, self.c.next = following, ctypes.addressof(following.c)
+
+    @property
+    def chain(self) -> list[Packed]:
+        """This matrix and those that follow."""
+        return [self, *(self.next.chain if self.next else ())]
 
     @property
     def outputs(self) -> int:
