@@ -52,12 +52,11 @@ struct Digits {
   private:
     // The low halves of the bytes of `word`, and `above` in their high ones.
     static wu choose(wu word, wu above) {
-        constexpr uint32_t mask = 0x0f0f0f0f;
 #if defined(__AVX512F__)
         constexpr int either = 0xca;  // first ? second : third
-        return (wu)_mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), (__m512i)word, (__m512i)above, either);
+        return (wu)_mm512_ternarylogic_epi32(_mm512_set1_epi32(EACH * 15), (__m512i)word, (__m512i)above, either);
 #else
-        return (word & mask) | (above & ~mask);
+        return (word & EACH * 15) | (above & EACH * (((1 << high) - 1) << 4));
 #endif
     }
 
@@ -74,11 +73,22 @@ struct Digits {
         return (wf)_mm512_ternarylogic_epi32((__m512i)moved, _mm512_set1_epi32(((1 << BITS) - 1) << unit_bit),
                                              _mm512_castps_si512(_mm512_set1_ps(raised)), pick_or);
 #else
-        constexpr uint32_t mask = (1u << BITS) - 1;
-        const wu digit = place + BITS == 32 ? word >> place : word >> place & mask;
-        return __builtin_convertvector((wi)digit, wf);
+        const wu digits = BITS == 4 ? (place % 8 ? word >> 4 : word) & EACH * 15 : word;  // a byte each
+        return __builtin_convertvector((wi)byte(digits, place / 8), wf);
 #endif
     }
+
+    static wu byte(wu word, int which) {  // of every lane
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        const __m256i lanes = _mm256_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12);  // a shuffle keeps to its half
+        return (wu)_mm256_shuffle_epi8((__m256i)word, _mm256_add_epi32(lanes, _mm256_set1_epi32(NONE + which)));
+#else
+        return which == 3 ? word >> 24 : word >> (which * 8) & 255;
+#endif
+    }
+
+    static constexpr uint32_t EACH = 0x01010101;   // of four bytes
+    static constexpr int NONE = (int)0x80808000u;  // of a shuffle's bytes: the upper three are 0
 };
 
 }  // namespace paceline::PACELINE_ISA

@@ -133,49 +133,67 @@ class Product {
     size_t panel_bytes_;
 };
 
-// One of the matrices that a product's outputs come from: where they go, and which of the jobs are its own.
-struct Part {
-    const Matrix* w;
-    Product product;
-    float* y;
-    int first, groups;  // jobs before; jobs for a slab of tokens
-
-    const uint8_t* weights(int group) const {
-        return w->data + (size_t)group * product.together * panel_bytes(*w);
+// A product's jobs, over all matrices that its outputs come from.
+class Jobs {
+  public:
+    Jobs(const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue)
+        : slabs_(tokens, SLAB), ldy_(ldy), epilogue_(epilogue) {
+        for (const Matrix* part = &w; part; y += part->outputs, part = part->next) {
+            const Product product(*part, x, ldx, tokens);
+            const int groups = (panels_of(*part) + product.together - 1) / product.together;
+            parts_[parts_count_++] = {part, product, y, count, groups};
+            count += groups * slabs_.count;
+        }
     }
+
+    int count = 0;
+
+    // `next` is the job whose weights are prefetched.
+    void run(int job, int next) const {
+        next = std::clamp(next, 0, count - 1);
+        const Part& part = part_of(job);
+        const int slab = (job - part.first) / part.groups, panel = part.group(job) * part.product.together;
+        const int panels = std::min(part.product.together, panels_of(*part.w) - panel);
+        const int from = slabs_(slab), n = slabs_(slab + 1) - from;
+        alignas(64) float acc[std::max(SLAB * TILING.together, TILING.fused * TILING.panels[1]) * PANEL];
+        part.product.compute({part.weights(job), part_of(next).weights(next), panels, from, n}, acc);
+        for (int t = 0; t < n; t++)
+            for (int i = 0; i < panels; i++)
+                finish(*part.w, panel + i, acc + (t * panels + i) * PANEL, part.y + (size_t)(from + t) * ldy_,
+                       epilogue_);
+    }
+
+  private:
+    struct Part {
+        const Matrix* w;
+        Product product;
+        float* y;
+        int first, groups;  // jobs before; jobs for a slab of tokens
+
+        int group(int job) const { return (job - first) % groups; }
+        const uint8_t* weights(int job) const {
+            return w->data + (size_t)group(job) * product.together * panel_bytes(*w);
+        }
+    };
+
+    const Part& part_of(int job) const {
+        int i = parts_count_ - 1;
+        while (job < parts_[i].first) i--;
+        return parts_[i];
+    }
+
+    const Cut slabs_;
+    const int ldy_;
+    const Epilogue epilogue_;
+    std::array<Part, MAX_PARTS> parts_;
+    int parts_count_ = 0;
 };
 
 }  // namespace
 
 void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue) {
-    const Cut slabs(tokens, SLAB);
-    std::array<Part, MAX_PARTS> parts;
-    int count = 0, jobs = 0;
-    for (const Matrix* part = &w; part; y += part->outputs, part = part->next) {
-        const Product product(*part, x, ldx, tokens);
-        const int groups = (panels_of(*part) + product.together - 1) / product.together;
-        parts[count++] = {part, product, y, jobs, groups};
-        jobs += groups * slabs.count;
-    }
-    const auto part_of = [&](int job) -> const Part& {
-        int i = count - 1;
-        while (job < parts[i].first) i--;
-        return parts[i];
-    };
-    team.each(jobs, 1, [&](int number, int next) {
-        next = std::clamp(next, 0, jobs - 1);
-        const Part &part = part_of(number), &after = part_of(next);
-        const int slab = (number - part.first) / part.groups, group = (number - part.first) % part.groups;
-        const int panel = group * part.product.together;
-        const int panels = std::min(part.product.together, panels_of(*part.w) - panel);
-        const int from = slabs(slab), n = slabs(slab + 1) - from;
-        alignas(64) float acc[std::max(SLAB * TILING.together, TILING.fused * TILING.panels[1]) * PANEL];
-        part.product.compute({part.weights(group), after.weights((next - after.first) % after.groups), panels, from, n},
-                             acc);
-        for (int t = 0; t < n; t++)
-            for (int i = 0; i < panels; i++)
-                finish(*part.w, panel + i, acc + (t * panels + i) * PANEL, part.y + (size_t)(from + t) * ldy, epilogue);
-    });
+    const Jobs jobs(w, x, ldx, tokens, y, ldy, epilogue);
+    team.each(jobs.count, 1, [&](int job, int next) { jobs.run(job, next); });
 }
 
 size_t packed_bytes(const Matrix& w) { return panels_of(w) * panel_bytes(w); }
