@@ -22,9 +22,8 @@ struct Digits {
     // make raised + digit.
     static constexpr int raised = WIDE == 16 && BITS > 5 ? 1 << BITS : 0;
 
-    const uint8_t* p;
-
-    wf number(int turn, int i, int v) const {  // of input turn + i, for the panel's vector v of outputs
+    // Of input turn + i, for the panel's vector v of outputs.
+    static wf number(const uint8_t* p, int turn, int i, int v) {
         const wu word = load<wu>(p + (high ? PANEL * 4 : 0) + ((turn / words + i / words) * PANEL + v * WIDE) * 4);
         if constexpr (!high) return as_float(word, i % words * low);
         const wu above = load<wu>(p + v * WIDE * 4);
@@ -73,8 +72,8 @@ struct Digits {
         return (wf)_mm512_ternarylogic_epi32((__m512i)moved, _mm512_set1_epi32(((1 << BITS) - 1) << unit_bit),
                                              _mm512_castps_si512(_mm512_set1_ps(raised)), pick_or);
 #else
-        const wu digits = BITS == 4 ? (place % 8 ? word >> 4 : word) & EACH * 15 : word;  // a byte each
-        return __builtin_convertvector((wi)byte(digits, place / 8), wf);
+        const wu digit = BITS > 4 ? byte(word, place / 8) : place + BITS == 32 ? word >> place : word >> place & 15;
+        return __builtin_convertvector((wi)digit, wf);
 #endif
     }
 

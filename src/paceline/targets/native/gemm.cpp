@@ -62,8 +62,8 @@ class Product {
   public:
     Product() = default;
     Product(const Matrix& w, const float* x, int ldx, int tokens)
-        : x_(x), ldx_(ldx), inputs_(round_up(w.inputs, BLOCK)), fused_(tokens <= TILING.fused), format_(&format(w.kind)),
-          panel_bytes_(panel_bytes(w)) {
+        : format_(&format(w.kind)), x_(x), panel_bytes_(panel_bytes(w)), ldx_(ldx), inputs_(round_up(w.inputs, BLOCK)),
+          fused_(tokens <= TILING.fused) {
         together = fused_ ? TILING.panels[Cut(tokens, TILING.largest()).largest()] : TILING.together;
     }
 
@@ -126,14 +126,14 @@ class Product {
         }
     }
 
+    const Format* format_;
     const float* x_;
+    size_t panel_bytes_;
     int ldx_, inputs_;
     bool fused_;
-    const Format* format_;
-    size_t panel_bytes_;
 };
 
-// A product's jobs, over all matrices that its outputs come from.
+// A product's jobs, over all the matrices that its outputs come from.
 class Jobs {
   public:
     Jobs(const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue)

@@ -5,8 +5,8 @@
 // whatever the instruction set: that is what makes speculative decoding bit-for-bit plain decoding. Contraction is
 // off, and `fma` (vectors.h) is the only fused operation.
 //
-// gemm.cpp, formats.cpp, formats_k.cpp, attention.cpp, pass.cpp and roofline.cpp are compiled once for each instruction set, with PACELINE_ISA as
-// the namespace of all they define; library.cpp chooses among them when the library is loaded.
+// All sources but library.cpp are compiled once for each instruction set, with PACELINE_ISA as the namespace of all they
+// define; library.cpp chooses among them when the library is loaded.
 #pragma once
 
 #include <cstddef>

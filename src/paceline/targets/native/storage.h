@@ -1,11 +1,9 @@
 // How the weights of a panel (16 outputs) are stored: `block` inputs lie in `bytes` bytes, the same bytes for every
-// instruction set. A storage is constructed at input k of a panel, a multiple of `unit`, the inputs that share scales;
-// get(turn, i, v) then gives the weights of input k + turn + i for the panel's vector v of outputs. `turn` is a multiple
-// of TURN, and i below it: what the compiler unrolls. write() takes `count` inputs of a row, from input k of a block's
-// first on, as the panel's output `lane`.
+// instruction set. unit_at(at, k, d, m) finds the numbers of `unit` inputs from input k of the block `at` on, and the
+// scales d and minima m that they share, for each vector of outputs. get() then gives the weights of input turn + i of
+// the unit for vector v, whose scale and minimum it is told. `turn` is a multiple of TURN, and i below it: what the
+// compiler unrolls. write() puts `count` inputs of a row, from input k on, into the block `to` as output `lane`.
 #pragma once
-
-#include <algorithm>
 
 #include "digits.h"
 
@@ -13,9 +11,10 @@ namespace paceline::PACELINE_ISA {
 
 struct StoreF32 {
     static constexpr int unit = 8, block = unit, bytes = unit * PANEL * 4;
-    const uint8_t* p;
-    StoreF32(const uint8_t* panel, int k) : p(panel + (size_t)k * PANEL * 4) {}
-    wf get(int turn, int i, int v) const { return load<wf>(p + ((turn + i) * PANEL + v * WIDE) * 4); }
+    static const uint8_t* unit_at(const uint8_t* at, int, wf*, wf*) { return at; }
+    static wf get(const uint8_t* p, const wf&, const wf&, int turn, int i, int v) {
+        return load<wf>(p + ((turn + i) * PANEL + v * WIDE) * 4);
+    }
 
     static void write(uint8_t* to, const uint8_t* row, int k, int count, int lane) {
         for (int i = 0; i < count; i++) std::memcpy(to + (i * PANEL + lane) * 4, row + (k + i) * 4, 4);
@@ -24,9 +23,8 @@ struct StoreF32 {
 
 struct StoreBF16 {  // a 32-bit lane holds the weights of two inputs
     static constexpr int unit = 8, block = unit, bytes = unit * PANEL * 2;
-    const uint8_t* p;
-    StoreBF16(const uint8_t* panel, int k) : p(panel + (size_t)k * PANEL * 2) {}
-    wf get(int turn, int i, int v) const {
+    static const uint8_t* unit_at(const uint8_t* at, int, wf*, wf*) { return at; }
+    static wf get(const uint8_t* p, const wf&, const wf&, int turn, int i, int v) {
         const wu pair = load<wu>(p + ((turn / 2 + i / 2) * PANEL + v * WIDE) * 4);
         return (wf)(i % 2 ? pair & 0xffff0000u : pair << 16);
     }
@@ -39,37 +37,38 @@ struct StoreBF16 {  // a 32-bit lane holds the weights of two inputs
 
 struct StoreF16 {
     static constexpr int unit = 8, block = unit, bytes = unit * PANEL * 2;
-    const uint8_t* p;
-    StoreF16(const uint8_t* panel, int k) : p(panel + (size_t)k * PANEL * 2) {}
-    wf get(int turn, int i, int v) const { return half(p + ((turn + i) * PANEL + v * WIDE) * 2); }
+    static const uint8_t* unit_at(const uint8_t* at, int, wf*, wf*) { return at; }
+    static wf get(const uint8_t* p, const wf&, const wf&, int turn, int i, int v) {
+        return half(p + ((turn + i) * PANEL + v * WIDE) * 2);
+    }
 
     static void write(uint8_t* to, const uint8_t* row, int k, int count, int lane) {
         for (int i = 0; i < count; i++) std::memcpy(to + (i * PANEL + lane) * 2, row + (k + i) * 2, 2);
     }
 };
 
-// GGUF's blocks of 32 inputs are all w = d * u + m with unsigned u (Q8_0: u = q + 128, m = -128 d; Q4_0: m = -8 d; Q5_0:
-// m = -16 d). d has 11 significant bits, so d * u is exact, and the fused multiply-add rounds as gguf's d * q + m does;
-// so are d * (raised + u) and the m that takes d * raised away again.
+// GGUF's blocks of 32 inputs are all w = d * u + m with unsigned u (Q8_0: u = q + 128, m = -128 d; Q4_0: m = -8 d;
+// Q5_0: m = -16 d). d has 11 significant bits, so d * u is exact, and the fused multiply-add rounds as gguf's d * q + m
+// does. With digits that come as raised + u (never beside a minimum) m takes d * raised away as well, and nothing is
+// rounded: all terms fit into 24 bits.
 template <int BITS, int OFFSET, bool MINIMUM>
 struct StoreBlocks {
     using D = Digits<BITS>;
     static constexpr int unit = BLOCK, block = unit, scales = PANEL * 2 * (1 + MINIMUM), bytes = scales + D::bytes;
     static constexpr int fields = 2 + 2 * MINIMUM, source = fields + BLOCK * BITS / 8;  // bytes of the file's block
     static_assert(D::unit == unit && !(D::raised && MINIMUM));
-    D digits;
-    wf d[VECTORS], m[VECTORS];
 
-    StoreBlocks(const uint8_t* panel, int k) {
-        const uint8_t* at = panel + (size_t)(k / block) * bytes;
-        digits.p = at + scales;
+    static const uint8_t* unit_at(const uint8_t* at, int, wf* d, wf* m) {
         for (int v = 0; v < VECTORS; v++) {
             d[v] = half(at + v * WIDE * 2);
             m[v] = MINIMUM ? half(at + PANEL * 2 + v * WIDE * 2) : d[v] * splat<wf>(-OFFSET - D::raised);
         }
+        return at + scales;
     }
 
-    wf get(int turn, int i, int v) const { return scale(digits.number(turn, i, v), d[v], m[v]); }
+    static wf get(const uint8_t* p, const wf& d, const wf& m, int turn, int i, int v) {
+        return scale(D::number(p, turn, i, v), d, m);
+    }
 
     static void write(uint8_t* to, const uint8_t* row, int k, int, int lane) {
         const uint8_t* from = row + (size_t)(k / block) * source;

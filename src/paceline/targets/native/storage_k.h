@@ -1,13 +1,12 @@
-// GGUF's K-quants: blocks of 256 inputs, each with a scale (and a minimum) of half precision for the small whole ones
-// of its parts.
+// GGUF's K-quants: blocks of 256 inputs in parts of 32 or 16. A block has a scale of half precision, d, and maybe one of
+// minima, dmin; a part has whole numbers, which these multiply.
 #pragma once
 
 #include "storage.h"
 
 namespace paceline::PACELINE_ISA {
 
-// The file's blocks: number of input i, and what part `part` of the inputs has. ggml packs a pair of scale and minimum,
-// 6 bits each, into 12 bits.
+// The blocks in the file: where d is (dmin follows), the number of input i, and scale and minimum of a part.
 struct FileQ4K {
     static constexpr int bits = 4, offset = 0, source = 144, d = 0;
     static constexpr bool minimum = true;
@@ -41,9 +40,10 @@ struct FileQ6K {
     static int8_t least(const uint8_t*, int) { return 0; }
 };
 
-// w = (d * scale) * u - (dmin * least), or (d * scale) * (u - offset). The products in brackets are exact, 11 bits by 7,
-// and so are those with u or u - offset, 17 bits by 5 or 18 by 5 (32 = 2^5): one rounding is left, that of gguf's
-// difference, which the fused multiply-add has too. Scales take a byte each, 2 or 3 % more than in the file.
+// w = (d * scale) * u - (dmin * least), or (d * scale) * (u - offset). d and dmin have 11 significant bits, scale and
+// least 6 (7 with a sign): the products in brackets are exact, and so are those with u, of 5 bits, and u - offset, of 5
+// (32 is 2^5). One rounding is left, that of gguf's difference, which the fused multiply-add has too; without a minimum
+// there is none. Small scales take a byte each, which is up to 3 % more than the file has.
 template <class F>
 struct StoreK {
     using D = Digits<F::bits>;
@@ -51,22 +51,21 @@ struct StoreK {
     static constexpr int halves = PANEL * 2 * (1 + F::minimum), scales = parts * PANEL;
     static constexpr int head = halves + scales * (1 + F::minimum), bytes = head + parts * D::bytes;
     static_assert(!(D::raised && F::minimum));
-    D digits;
-    wf d[VECTORS], m[VECTORS];
 
-    StoreK(const uint8_t* panel, int k) {
-        const uint8_t* at = panel + (size_t)(k / block) * bytes;
-        const int part = k % block / unit;
-        digits.p = at + head + part * D::bytes;
+    static const uint8_t* unit_at(const uint8_t* at, int k, wf* d, wf* m) {
+        const int part = k / unit;
         for (int v = 0; v < VECTORS; v++) {
             const uint8_t* small = at + halves + part * PANEL + v * WIDE;
             d[v] = half(at + v * WIDE * 2) * whole(small);
             m[v] = F::minimum ? half(at + PANEL * 2 + v * WIDE * 2) * whole(small + scales)
                               : d[v] * splat<wf>(-F::offset - D::raised);
         }
+        return at + head + part * D::bytes;
     }
 
-    wf get(int turn, int i, int v) const { return scale(digits.number(turn, i, v), d[v], m[v]); }
+    static wf get(const uint8_t* p, const wf& d, const wf& m, int turn, int i, int v) {
+        return scale(D::number(p, turn, i, v), d, m);
+    }
 
     static void write(uint8_t* to, const uint8_t* row, int k, int, int lane) {
         const uint8_t* from = row + (size_t)(k / block) * F::source;

@@ -99,14 +99,14 @@ inline void add_product(wf& sum, const float* value, wf weights) {
 }
 
 // u * d + m. With sixteen registers m stays in memory, lest an accumulator has to.
-inline wf scale(wf u, wf d, const wf& m) {
 #if defined(__FMA__) && !defined(__AVX512F__)
+inline wf scale(wf u, wf d, const wf& m) {
     asm("vfmadd213ps %2, %1, %0" : "+x"(u) : "x"(d), "m"(m));
     return u;
-#else
-    return fma(u, d, m);
-#endif
 }
+#else
+inline wf scale(wf u, wf d, wf m) { return fma(u, d, m); }
+#endif
 
 // Holds a value in a register: left alone, gcc loads a weight again for each of its uses.
 template <class V>
