@@ -170,5 +170,3 @@ def test_gate_and_up_of_different_kinds(tmp_path: Path, cache_dir: Path) -> None
         targets.append(NativeTarget(model, storage=storage))
     assert [m.kind for m in targets[0].native.matrices if m.kind != Kind.Q4_1] == [Kind.F32, Kind.Q8_0]
     assert torch.equal(*(chunked(target, random_ids(30), 7) for target in targets))
-
-
