@@ -18,9 +18,7 @@ import torch
 
 from paceline.targets.native.build import instruction_set
 from paceline.targets.native.model import NativeModel, Sizes
-from paceline.targets.native.weights import Kind, Packed
-
-FLOATS = (Kind.F32, Kind.BF16, Kind.F16)
+from paceline.targets.native.weights import FLOATS, Kind, Packed
 
 
 def main() -> None:
@@ -55,13 +53,11 @@ def main() -> None:
 
 
 def matrix(kind: Kind, outputs: int, inputs: int) -> NativeModel:
-    draw = np.random.default_rng(0)
     if kind in FLOATS:
-        floats = torch.randn(outputs, inputs)
-        rows = {Kind.F32: floats, Kind.BF16: floats.bfloat16(), Kind.F16: floats.half()}[kind].view(torch.uint8)
+        rows = torch.randn(outputs, inputs).to(FLOATS[kind]).view(torch.uint8)
     else:
         block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.name]]
-        raw = draw.integers(0, 256, (outputs, inputs // block * size), dtype=np.uint8)
+        raw = np.random.default_rng(0).integers(0, 256, (outputs, inputs // block * size), dtype=np.uint8)
         raw &= 0xBF  # keeps every scale finite
         rows = torch.from_numpy(raw)
     packed = Packed(kind, inputs, [outputs])

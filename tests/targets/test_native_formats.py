@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from paceline.targets import sources
 from paceline.targets.native import NativeTarget, available
 from paceline.targets.native.storage import Storage
-from paceline.targets.native.weights import Kind, Packed, Rows
+from paceline.targets.native.weights import FLOATS, Kind, Packed, Rows
 from paceline.targets.target import as_target
 from targets.test_native import chunked, head, kinds, on_each_set, random_ids
 from tiny import small_llama
@@ -27,7 +27,6 @@ from tiny_gguf import HALVES, random_blocks, write_gguf
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C++ compiler with OpenMP")
 
-FLOATS = (Kind.F32, Kind.BF16, Kind.F16)
 BLOCKS = [kind for kind in Kind if kind not in FLOATS]
 # What llama.cpp's Q4_K_M is made of, and what it takes where rows are no multiple of 256.
 K_QUANTS = {"token_embd": "Q6_K", "attn_v": "Q6_K", "blk.1.ffn_down": "Q6_K"}
@@ -77,8 +76,7 @@ def test_blocks_are_gguf_s_floats(kind: Kind, seed: int, size: float | None, zer
 def test_products_have_the_bits_of_the_floats(kind: Kind, inputs: int) -> None:
     """150 outputs: the last panels are fewer than a tile's."""
     if kind in FLOATS:
-        dtype = {Kind.F32: torch.float32, Kind.BF16: torch.bfloat16, Kind.F16: torch.float16}[kind]
-        whole = torch.randn(150, inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
+        whole = torch.randn(150, inputs, generator=torch.Generator().manual_seed(0)).to(FLOATS[kind])
         rows, plain = Rows.of(whole), whole.float()
     else:
         raw = random_blocks(kind.name, (150, inputs), np.random.default_rng(0), 3e-4)

@@ -16,9 +16,9 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from paceline.errors import IntegrityError
-from paceline.targets.native.weights import Kind
+from paceline.targets.native.weights import FLOATS, Kind
 
-_SUPPORTED = {GGMLQuantizationType[kind.name]: kind for kind in Kind if kind not in (Kind.F32, Kind.BF16, Kind.F16)}
+_SUPPORTED = {GGMLQuantizationType[kind.name]: kind for kind in Kind if kind not in FLOATS}
 _FORMATS = {"UINT8": "B", "INT8": "b", "UINT16": "H", "INT16": "h", "UINT32": "I", "INT32": "i", "FLOAT32": "f"}
 _FORMATS |= {"BOOL": "?", "UINT64": "Q", "INT64": "q", "FLOAT64": "d"}
 

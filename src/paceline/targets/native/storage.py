@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from paceline.errors import OptionError
 from paceline.targets.native.blocks import Blocks
 from paceline.targets.native.memory import Arena, MappedFiles
-from paceline.targets.native.weights import BLOCK, MAX_PARTS, Kind, Packed, Rows
+from paceline.targets.native.weights import BLOCK, FLOATS, MAX_PARTS, Kind, Packed, Rows
 
-_FLOATS = {Kind.F32: torch.float32, Kind.BF16: torch.bfloat16, Kind.F16: torch.float16}
 #: The smaller floats that a mode takes where they are exact, in this order.
 MODES = {
     "auto": (Kind.BF16, Kind.F16),
@@ -105,7 +104,7 @@ class Storage:
     def _as_floats(self, weights: Sequence[Tensor], interleaved: bool) -> Packed:
         exact = (kind for kind in self._smaller if all(_are(kind, some) for w in weights for some in w.split(_SOME)))
         kind = next(exact, Kind.F32)
-        return self._fill(kind, weights, interleaved, lambda some: Rows.of(some.to(_FLOATS[kind])).data)
+        return self._fill(kind, weights, interleaved, lambda some: Rows.of(some.to(FLOATS[kind])).data)
 
     def _as_rounded(self, weights: Sequence[Tensor], interleaved: bool) -> Packed:
         def rounded(some: Tensor) -> Tensor:
@@ -126,4 +125,4 @@ class Storage:
 
 def _are(kind: Kind, weights: Tensor) -> bool:
     """Whether that kind of floats has these numbers."""
-    return torch.equal(weights.to(_FLOATS[kind]).float(), weights.float())
+    return torch.equal(weights.to(FLOATS[kind]).float(), weights.float())

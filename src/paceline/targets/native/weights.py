@@ -35,6 +35,9 @@ class Kind(IntEnum):
     Q6_K = 10
 
 
+FLOATS = {Kind.F32: torch.float32, Kind.BF16: torch.bfloat16, Kind.F16: torch.float16}
+
+
 class Rows(NamedTuple):
     """A matrix row by row, as floats, bfloat16 or GGUF blocks."""
 
@@ -45,7 +48,7 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, weight: Float[Tensor, "outputs inputs"]) -> Rows:
         """Of a matrix in float32, bfloat16 or float16; shares its memory where that is contiguous."""
-        kind = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16, torch.float16: Kind.F16}[weight.dtype]
+        kind = next(kind for kind, dtype in FLOATS.items() if dtype == weight.dtype)
         return cls(kind, weight.shape[1], weight.contiguous().view(torch.uint8))
 
 
