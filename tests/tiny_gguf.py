@@ -15,7 +15,8 @@ from paceline.targets import sources
 
 HIDDEN, HEADS, KV, LAYERS, FFN = 64, 4, 2, 2, 96
 # Where a block has numbers of half precision: its scale, and its minimum's.
-HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+HALVES |= {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
 
 
 def random_blocks(kind: str, shape: tuple[int, ...], draw: np.random.Generator, size: float) -> np.ndarray:

@@ -20,7 +20,6 @@ from paceline.targets import sources
 from paceline.targets.native import NativeTarget, available
 from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import FLOATS, Kind, Packed, Rows
-from paceline.targets.target import as_target
 from targets.test_native import chunked, head, kinds, on_each_set, random_ids
 from tiny import small_llama
 from tiny_gguf import HALVES, random_blocks, write_gguf
@@ -28,9 +27,11 @@ from tiny_gguf import HALVES, random_blocks, write_gguf
 pytestmark = pytest.mark.skipif(not available(), reason="no C++ compiler with OpenMP")
 
 BLOCKS = [kind for kind in Kind if kind not in FLOATS]
-# What llama.cpp's Q4_K_M is made of, and what it takes where rows are no multiple of 256.
+# What llama.cpp's Q4_K_M and Q2_K are made of, and what it takes where rows are no multiple of 256.
 K_QUANTS = {"token_embd": "Q6_K", "attn_v": "Q6_K", "blk.1.ffn_down": "Q6_K"}
 K_QUANTS |= dict.fromkeys(("attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), "Q4_K")
+FEW_BITS = {"token_embd": "Q6_K", "attn_q": "Q2_K", "attn_k": "Q2_K", "attn_v": "Q3_K", "attn_output": "Q3_K"}
+FEW_BITS |= {"ffn_gate": "Q2_K", "ffn_up": "Q2_K", "ffn_down": "Q3_K"}
 ODD_ROWS = {"attn_q": "Q5_0", "attn_k": "Q5_1", "attn_v": "Q8_0", "ffn_down": "Q5_1", "token_embd": "F16"}
 
 
@@ -95,9 +96,10 @@ def test_products_have_the_bits_of_the_floats(kind: Kind, inputs: int) -> None:
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_blocks_take_the_file_s_bytes(kind: Kind) -> None:
-    """K-quants up to three percent more."""
+    """K-quants up to three percent more; those of two and three bits, which are rare, have wider scales or numbers."""
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.name]]
-    assert 1 <= Packed(kind, 512, [64]).bytes / (64 * 512 // block * size) < 1.03
+    most = {Kind.Q2_K: 1.2, Kind.Q3_K: 1.34}.get(kind, 1.03)
+    assert 1 <= Packed(kind, 512, [64]).bytes / (64 * 512 // block * size) < most
 
 
 # -- floats ------------------------------------------------------------------------------------------------------------
@@ -136,19 +138,20 @@ def test_a_float16_checkpoint(tmp_path: Path, tiny_tokenizer: PreTrainedTokenize
 
 
 # -- a file of several kinds -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("mixture", [K_QUANTS, ODD_ROWS])
+@pytest.mark.parametrize("mixture", [K_QUANTS, FEW_BITS, ODD_ROWS])
 def test_a_gguf_file_of_several_kinds(mixture: dict[str, str], tmp_path: Path, cache_dir: Path) -> None:
     """Queries, keys and values of different kinds are one product; its results those of the dequantised model."""
     file, ids, targets = tmp_path / "mixed.gguf", random_ids(90), []
     write_gguf(file, hidden=256, ffn=512, kinds=mixture)
-    reference = as_target(sources.load_model(str(file), progress=False)[0])
     for storage in ("auto", "fp32"):
-        targets.append(NativeTarget(sources.load_model(str(file), progress=False)[0], storage=storage))
+        model = sources.load_model(str(file), progress=False)[0]
+        dequantised = model(ids[None]).logits[0]
+        targets.append(NativeTarget(model, storage=storage))
     mixed, floats = targets
-    assert kinds(mixed) == {Kind[name] for name in (*mixture.values(), *(() if mixture is K_QUANTS else ("Q4_1",)))}
+    assert kinds(mixed) == {Kind[name] for name in (*mixture.values(), *(("Q4_1",) if mixture is ODD_ROWS else ()))}
     assert mixed.weight_bytes < floats.weight_bytes / 3
     want = chunked(floats, ids, 90)
-    torch.testing.assert_close(want, reference.model(ids[None]).logits[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(want, dequantised, rtol=1e-4, atol=1e-4)
 
     def run() -> Tensor:
         results = [chunked(mixed, ids, width) for width in (1, 4, 37, 90)]

@@ -26,13 +26,13 @@ struct Format {
 };
 
 namespace formats {
-extern const Format f32, bf16, f16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k;
+extern const Format f32, bf16, f16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k;
 }
 
 inline const Format& format(int32_t kind) {
     using namespace formats;
-    static constexpr const Format* all[KINDS] = {&f32,  &bf16, &q8_0, &q4_0, &q4_1, &f16,
-                                                 &q5_0, &q5_1, &q4_k, &q5_k, &q6_k};
+    static constexpr const Format* all[KINDS] = {&f32,  &bf16, &q8_0, &q4_0, &q4_1, &f16, &q5_0,
+                                                 &q5_1, &q2_k, &q3_k, &q4_k, &q5_k, &q6_k};
     return *all[kind];
 }
 

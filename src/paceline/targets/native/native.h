@@ -20,7 +20,7 @@ constexpr int BLOCK = 32;         // inputs are padded to whole blocks; also the
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int MAX_PARTS = 3;      // matrices of a chain: at most a query's, a key's and a value's
 
-enum Kind : int32_t { F32, BF16, Q8_0, Q4_0, Q4_1, F16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, KINDS };
+enum Kind : int32_t { F32, BF16, Q8_0, Q4_0, Q4_1, F16, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, KINDS };
 
 struct Matrix {  // y = W x + bias, packed by `pack_row`
     int32_t kind, outputs, inputs, reserved;

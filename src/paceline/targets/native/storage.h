@@ -53,10 +53,10 @@ struct StoreF16 {
 // rounded: all terms fit into 24 bits.
 template <int BITS, int OFFSET, bool MINIMUM>
 struct StoreBlocks {
-    using D = Digits<BITS>;
-    static constexpr int unit = BLOCK, block = unit, scales = PANEL * 2 * (1 + MINIMUM), bytes = scales + D::bytes;
+    using D = Digits<BITS, BLOCK>;
+    static constexpr int unit = BLOCK, block = BLOCK, scales = PANEL * 2 * (1 + MINIMUM), bytes = scales + D::bytes;
     static constexpr int fields = 2 + 2 * MINIMUM, source = fields + BLOCK * BITS / 8;  // bytes of the file's block
-    static_assert(D::unit == unit && !(D::raised && MINIMUM));
+    static_assert(!(D::raised && MINIMUM));
 
     static const uint8_t* unit_at(const uint8_t* at, int, wf* d, wf* m) {
         for (int v = 0; v < VECTORS; v++) {

@@ -30,9 +30,11 @@ class Kind(IntEnum):
     F16 = 5
     Q5_0 = 6
     Q5_1 = 7
-    Q4_K = 8
-    Q5_K = 9
-    Q6_K = 10
+    Q2_K = 8
+    Q3_K = 9
+    Q4_K = 10
+    Q5_K = 11
+    Q6_K = 12
 
 
 FLOATS = {Kind.F32: torch.float32, Kind.BF16: torch.bfloat16, Kind.F16: torch.float16}
