@@ -40,6 +40,7 @@ def write_gguf(
     """A Llama with Q8_0 embeddings, Q4_1 matrices and F32 norms; returns the dequantised tensors by GGUF name.
 
     Args:
+        arch: "qwen2" has biases of queries, keys and values.
         kinds: other kinds, by a matrix's name in its layer or by its name in the file.
     """
     tokens, kinds = vocabulary(), kinds or {}
@@ -88,6 +89,8 @@ def write_gguf(
             "ffn_down": (hidden, ffn),
         }.items():
             add(f"blk.{layer}.{name}.weight", shape, kinds.get(f"blk.{layer}.{name}", kinds.get(name, "Q4_1")))
+            if arch == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                add(f"blk.{layer}.{name}.bias", shape[:1], "F32")
         add(f"blk.{layer}.attn_norm.weight", (hidden,), "F32")
         add(f"blk.{layer}.ffn_norm.weight", (hidden,), "F32")
     writer.write_header_to_file()

@@ -138,16 +138,21 @@ def test_a_float16_checkpoint(tmp_path: Path, tiny_tokenizer: PreTrainedTokenize
 
 
 # -- a file of several kinds -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("mixture", [K_QUANTS, FEW_BITS, ODD_ROWS])
-def test_a_gguf_file_of_several_kinds(mixture: dict[str, str], tmp_path: Path, cache_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("arch", "mixture"), [("llama", K_QUANTS), ("llama", FEW_BITS), ("llama", ODD_ROWS), ("qwen2", ODD_ROWS)]
+)
+def test_a_gguf_file_of_several_kinds(arch: str, mixture: dict[str, str], tmp_path: Path, cache_dir: Path) -> None:
     """Queries, keys and values of different kinds are one product; its results those of the dequantised model."""
     file, ids, targets = tmp_path / "mixed.gguf", random_ids(90), []
-    write_gguf(file, hidden=256, ffn=512, kinds=mixture)
+    write_gguf(file, arch, hidden=256, ffn=512, kinds=mixture)
     for storage in ("auto", "fp32"):
         model = sources.load_model(str(file), progress=False)[0]
         dequantised = model(ids[None]).logits[0]
         targets.append(NativeTarget(model, storage=storage))
     mixed, floats = targets
+    first = mixed.native.matrices[0].chain  # of query, key and value
+    assert len(first) == len({mixture[name] for name in ("attn_q", "attn_k", "attn_v")})
+    assert all(matrix._bias.numel() == (matrix.outputs if arch == "qwen2" else 0) for matrix in first)
     assert kinds(mixed) == {Kind[name] for name in (*mixture.values(), *(("Q4_1",) if mixture is ODD_ROWS else ()))}
     assert mixed.weight_bytes < floats.weight_bytes / 3
     want = chunked(floats, ids, 90)
