@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Mapping
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -13,6 +14,19 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from paceline.targets import sources
 
 HIDDEN, HEADS, KV, LAYERS, FFN = 64, 4, 2, 2, 96
+# Where a block has numbers of half precision: its scale, and its minimum's.
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+HALVES |= {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
+
+
+def random_blocks(kind: str, shape: tuple[int, ...], draw: np.random.Generator, size: float) -> np.ndarray:
+    """Blocks of random bits, whose scales are normal numbers of standard deviation `size`, in half precision."""
+    block, length = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = draw.integers(0, 256, (*shape[:-1], shape[-1] // block, length), dtype=np.uint8)
+    for at in HALVES.get(kind, (0,)):
+        scales = draw.standard_normal(raw.shape[:-1]) * size
+        raw[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    return raw.reshape(*shape[:-1], -1)
 
 
 def vocabulary() -> list[str]:
@@ -20,19 +34,26 @@ def vocabulary() -> list[str]:
     return ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *bytes_to_unicode().values(), "ĊĊ"]
 
 
-def write_gguf(path: Path, arch: str = "llama") -> dict[str, np.ndarray]:
-    """A Llama with Q8_0 embeddings, Q4_1 matrices and F32 norms; returns the dequantised tensors by GGUF name."""
-    tokens = vocabulary()
+def write_gguf(
+    path: Path, arch: str = "llama", hidden: int = HIDDEN, ffn: int = FFN, kinds: Mapping[str, str] | None = None
+) -> dict[str, np.ndarray]:
+    """A Llama with Q8_0 embeddings, Q4_1 matrices and F32 norms; returns the dequantised tensors by GGUF name.
+
+    Args:
+        arch: "qwen2" has biases of queries, keys and values.
+        kinds: other kinds, by a matrix's name in its layer or by its name in the file.
+    """
+    tokens, kinds = vocabulary(), kinds or {}
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
+    writer.add_embedding_length(hidden)
     writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FFN)
+    writer.add_feed_forward_length(ffn)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(100000.0)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_rope_dimension_count(hidden // HEADS)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -45,29 +66,33 @@ def write_gguf(path: Path, arch: str = "llama") -> dict[str, np.ndarray]:
     writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}")
     rng, plain = np.random.default_rng(0), {}
 
-    def add(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> None:
-        data = (rng.standard_normal(shape) * 0.2).astype(np.float32)
-        raw = gguf.quants.quantize(data, kind)
-        writer.add_tensor(name, raw, raw_dtype=kind)
-        plain[name] = gguf.quants.dequantize(raw, kind)
+    def add(name: str, shape: tuple[int, ...], kind: str) -> None:
+        numbers = gguf.GGMLQuantizationType[kind]
+        if kind.endswith("_K"):  # gguf only reads those
+            raw = random_blocks(kind, shape, rng, 3e-4)
+        else:
+            raw = gguf.quants.quantize((rng.standard_normal(shape) * 0.2).astype(np.float32), numbers)
+        writer.add_tensor(name, raw, raw_dtype=numbers)
+        plain[name] = gguf.quants.dequantize(raw, numbers)
 
-    q4, q8, f32 = (getattr(gguf.GGMLQuantizationType, kind) for kind in ("Q4_1", "Q8_0", "F32"))
-    add("token_embd.weight", (len(tokens), HIDDEN), q8)
-    add("output_norm.weight", (HIDDEN,), f32)
-    kv = HIDDEN // HEADS * KV
+    add("token_embd.weight", (len(tokens), hidden), kinds.get("token_embd", "Q8_0"))
+    add("output_norm.weight", (hidden,), "F32")
+    kv = hidden // HEADS * KV
     for layer in range(LAYERS):
         for name, shape in {
-            "attn_q": (HIDDEN, HIDDEN),
-            "attn_k": (kv, HIDDEN),
-            "attn_v": (kv, HIDDEN),
-            "attn_output": (HIDDEN, HIDDEN),
-            "ffn_gate": (FFN, HIDDEN),
-            "ffn_up": (FFN, HIDDEN),
-            "ffn_down": (HIDDEN, FFN),
+            "attn_q": (hidden, hidden),
+            "attn_k": (kv, hidden),
+            "attn_v": (kv, hidden),
+            "attn_output": (hidden, hidden),
+            "ffn_gate": (ffn, hidden),
+            "ffn_up": (ffn, hidden),
+            "ffn_down": (hidden, ffn),
         }.items():
-            add(f"blk.{layer}.{name}.weight", shape, q4)
-        add(f"blk.{layer}.attn_norm.weight", (HIDDEN,), f32)
-        add(f"blk.{layer}.ffn_norm.weight", (HIDDEN,), f32)
+            add(f"blk.{layer}.{name}.weight", shape, kinds.get(f"blk.{layer}.{name}", kinds.get(name, "Q4_1")))
+            if arch == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                add(f"blk.{layer}.{name}.bias", shape[:1], "F32")
+        add(f"blk.{layer}.attn_norm.weight", (hidden,), "F32")
+        add(f"blk.{layer}.ffn_norm.weight", (hidden,), "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

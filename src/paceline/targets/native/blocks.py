@@ -16,9 +16,9 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from paceline.errors import IntegrityError
-from paceline.targets.native.weights import BLOCK, Kind
+from paceline.targets.native.weights import FLOATS, Kind
 
-_SUPPORTED = {GGMLQuantizationType[kind.name]: kind for kind in (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1)}
+_SUPPORTED = {GGMLQuantizationType[kind.name]: kind for kind in Kind if kind not in FLOATS}
 _FORMATS = {"UINT8": "B", "INT8": "b", "UINT16": "H", "INT16": "h", "UINT32": "I", "INT32": "i", "FLOAT32": "f"}
 _FORMATS |= {"BOOL": "?", "UINT64": "Q", "INT64": "q", "FLOAT64": "d"}
 
@@ -47,7 +47,7 @@ class Blocks:
     def matrix(self, name: str) -> BlockMatrix | None:
         """That of the module `name`; None if it is not there in a supported format."""
         found = self._directory.tensors.get(f"{self._names.get_name(name)}.weight")
-        if found is None or found.type not in _SUPPORTED or found.shape[0] % BLOCK:
+        if found is None or found.type not in _SUPPORTED:
             return None
         order = torch.arange(prod(found.shape[1:]))
         if heads := self._permuted.get(name.rpartition(".")[2]):

@@ -26,8 +26,12 @@ from paceline.targets import store
 from paceline.targets.progress import Stage, bars
 
 # Compiled for every instruction set, those that take longest last; and once for any machine.
-KERNELS, COMMON = ("roofline.cpp", "pass.cpp", "attention.cpp", "gemm.cpp"), "library.cpp"
-HEADERS = ("native.h", "kernels.h", "vectors.h", "storage.h", "tiles.h", "attention.h", "team.h")
+KERNELS = ("roofline.cpp", "pass.cpp", "gemm.cpp", "attention.cpp", "formats.cpp", "formats_k.cpp")
+COMMON = "library.cpp"
+HEADERS = (
+    *("native.h", "kernels.h", "vectors.h", "team.h", "attention.h"),
+    *("formats.h", "kernel.h", "tiles.h", "storage.h", "storage_k.h", "digits.h"),
+)
 # No contraction: a product and a sum are fused where the source says so and nowhere else (see native.h).
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")

@@ -15,7 +15,7 @@ void attention(Team& team, const Model& model, const Pass& pass, int layer, cons
 
 size_t attention_floats(const Model& model, const Pass& pass);
 size_t packed_bytes(const Matrix& w);
-void pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);  // floats, bfloat16 or GGUF blocks
+void pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);  // floats or GGUF blocks
 void unpack_row(const Matrix& w, int output, float* to);
 
 double multiply_add(int64_t turns);                // independent fused multiply-adds; returns how many operations

@@ -110,9 +110,9 @@ class NativeModel:
 
     @property
     def matrices(self) -> list[Packed]:
-        """All that a pass reads, the head last."""
+        """All that a pass reads, each of a chain by itself, the head last."""
         layers, _, head = self._keep
-        return [*(matrix for layer in layers for matrix in layer.matrices), head]
+        return [*(part for layer in layers for matrix in layer.matrices for part in matrix.chain), head]
 
     def layers(
         self,

@@ -5,8 +5,8 @@
 // whatever the instruction set: that is what makes speculative decoding bit-for-bit plain decoding. Contraction is
 // off, and `fma` (vectors.h) is the only fused operation.
 //
-// gemm.cpp, attention.cpp, pass.cpp and roofline.cpp are compiled once for each instruction set, with PACELINE_ISA as
-// the namespace of all they define; library.cpp chooses among them when the library is loaded.
+// All sources but library.cpp are compiled once for each instruction set, with PACELINE_ISA as the namespace of all they
+// define; library.cpp chooses among them when the library is loaded.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,15 @@ constexpr int LANES = 8;          // partial sums of a norm, a score or a softma
 constexpr int PANEL = 16;         // outputs of a matrix that are stored, and computed, side by side
 constexpr int BLOCK = 32;         // inputs are padded to whole blocks; also the block of the GGUF formats
 constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_PARTS = 3;      // matrices of a chain: at most a query's, a key's and a value's
 
-enum Kind : int32_t { F32, BF16, Q8_0, Q4_0, Q4_1 };
+enum Kind : int32_t { F32, BF16, Q8_0, Q4_0, Q4_1, F16, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, KINDS };
 
 struct Matrix {  // y = W x + bias, packed by `pack_row`
     int32_t kind, outputs, inputs, reserved;
     const uint8_t* data;
-    const float* bias;  // or null
+    const float* bias;   // or null
+    const Matrix* next;  // the outputs that follow, of another kind; or null
 };
 
 struct Layer {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import torch
@@ -13,9 +14,17 @@ from torch import Tensor, nn
 from paceline.errors import OptionError
 from paceline.targets.native.blocks import Blocks
 from paceline.targets.native.memory import Arena, MappedFiles
-from paceline.targets.native.weights import BLOCK, Kind, Packed, Rows
+from paceline.targets.native.weights import BLOCK, FLOATS, MAX_PARTS, Kind, Packed, Rows
 
-MODES = ("auto", "blocks", "bf16", "fp32", "rounded")
+#: The smaller floats that a mode takes where they are exact, in this order.
+MODES = {
+    "auto": (Kind.BF16, Kind.F16),
+    "blocks": (),
+    "bf16": (Kind.BF16,),
+    "fp16": (Kind.F16,),
+    "fp32": (),
+    "rounded": (Kind.BF16, Kind.F16),
+}
 _SOME = 512  # rows at a time, so that nothing large is copied
 
 
@@ -24,9 +33,9 @@ class Storage:
 
     Args:
         mode: "auto" takes the blocks of the GGUF file that the checkpoint was made from where they are exactly its
-            weights, else bfloat16 where that is exact, else float32. "blocks" and "bf16" have only float32 to fall
-            back to, matrix by matrix; "fp32" is float32 for all. "rounded" is the only one that changes the model:
-            blocks of 8 bits near the weights, for drafters.
+            weights, else bfloat16 where that is exact, else float16 where that is, else float32. "blocks", "bf16" and
+            "fp16" have only float32 to fall back to, matrix by matrix; "fp32" is float32 for all. "rounded" is the
+            only one that changes the model: blocks of 8 bits near the weights, for drafters.
         source: the GGUF file, if there is one.
         heads: number of heads of the modules that have any, by the last part of their names.
 
@@ -41,11 +50,28 @@ class Storage:
         if mode == "blocks" and source is None:
             raise OptionError("storage 'blocks' is for models that come from a GGUF file")
         self._mapped, self._arena = MappedFiles(), Arena()
-        self._bfloat16, self._rounded = mode in ("auto", "bf16", "rounded"), mode == "rounded"
+        self._smaller, self._rounded = MODES[mode], mode == "rounded"
         self._blocks = Blocks(source, layers, heads) if source and mode in ("auto", "blocks") else None
 
     def pack(self, modules: Mapping[str, nn.Linear | nn.Embedding], interleaved: bool = False) -> Packed:
-        """One matrix of the modules of these names: one below the other, or interleaved."""
+        """One matrix of the modules of these names: one below the other, or interleaved.
+
+        Modules one below the other whose blocks are of different kinds become a chain of matrices.
+        """
+
+        def kind(name: str) -> Kind | None:
+            found = self._blocks.matrix(name) if self._blocks else None
+            return found.kind if found else None
+
+        alike = [list(modules)]
+        if not interleaved and len(modules) <= MAX_PARTS:
+            alike = [list(names) for _, names in groupby(modules, kind)]
+        chain = [self._pack({name: modules[name] for name in names}, interleaved) for names in alike]
+        for matrix, following in pairwise(chain):
+            matrix.then(following)
+        return chain[0]
+
+    def _pack(self, modules: Mapping[str, nn.Linear | nn.Embedding], interleaved: bool) -> Packed:
         weights = [module.weight.detach() for module in modules.values()]
         if self._rounded and weights[0].shape[1] % BLOCK == 0:
             packed = self._as_rounded(weights, interleaved)
@@ -76,9 +102,9 @@ class Storage:
         return packed
 
     def _as_floats(self, weights: Sequence[Tensor], interleaved: bool) -> Packed:
-        exact = self._bfloat16 and all(_is_bfloat16(some) for weight in weights for some in weight.split(_SOME))
-        kind, dtype = (Kind.BF16, torch.bfloat16) if exact else (Kind.F32, torch.float32)
-        return self._fill(kind, weights, interleaved, lambda some: Rows.of(some.to(dtype)).data)
+        exact = (kind for kind in self._smaller if all(_are(kind, some) for w in weights for some in w.split(_SOME)))
+        kind = next(exact, Kind.F32)
+        return self._fill(kind, weights, interleaved, lambda some: Rows.of(some.to(FLOATS[kind])).data)
 
     def _as_rounded(self, weights: Sequence[Tensor], interleaved: bool) -> Packed:
         def rounded(some: Tensor) -> Tensor:
@@ -97,5 +123,6 @@ class Storage:
         return packed
 
 
-def _is_bfloat16(weight: Tensor) -> bool:
-    return not (weight.float().view(torch.int32) & 0xFFFF).any()
+def _are(kind: Kind, weights: Tensor) -> bool:
+    """Whether that kind of floats has these numbers."""
+    return torch.equal(weights.to(FLOATS[kind]).float(), weights.float())

@@ -36,7 +36,7 @@ constexpr Tiling TILING = {{0, 2, 1, 1, 1, 1}, 8, 6, 1, 256};
 #elif defined(__aarch64__)  // 32 registers of 4 lanes, two to a vector
 constexpr Tiling TILING = {{0, 2, 2, 1, 1, 1, 1}, 12, 6, 1, 256};
 #else  // multiply-adds are calls
-constexpr Tiling TILING = {{0, 1, 1, 1, 1}, 4, 4, 1, 256};
+constexpr Tiling TILING = {{0, 1, 1}, 2, 2, 1, 256};
 #endif
 
 // `tokens` are cut into `count` tiles, as even as can be; tile i has those from cut(i) on.

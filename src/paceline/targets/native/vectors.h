@@ -29,6 +29,7 @@ struct Lanes {
     typedef int32_t i __attribute__((vector_size(4 * N)));
     typedef uint32_t u __attribute__((vector_size(4 * N)));
     typedef uint16_t h __attribute__((vector_size(2 * N)));
+    typedef int8_t b __attribute__((vector_size(N)));
 };
 using vf = Lanes<LANES>::f;
 using vi = Lanes<LANES>::i;
@@ -36,6 +37,7 @@ using wf = Lanes<WIDE>::f;
 using wi = Lanes<WIDE>::i;
 using wu = Lanes<WIDE>::u;
 using wh = Lanes<WIDE>::h;
+using wb = Lanes<WIDE>::b;
 
 template <class V>
 inline V load(const void* p) {
@@ -97,14 +99,14 @@ inline void add_product(wf& sum, const float* value, wf weights) {
 }
 
 // u * d + m. With sixteen registers m stays in memory, lest an accumulator has to.
-inline wf scale(wf u, wf d, const wf& m) {
 #if defined(__FMA__) && !defined(__AVX512F__)
+inline wf scale(wf u, wf d, const wf& m) {
     asm("vfmadd213ps %2, %1, %0" : "+x"(u) : "x"(d), "m"(m));
     return u;
-#else
-    return fma(u, d, m);
-#endif
 }
+#else
+inline wf scale(wf u, wf d, wf m) { return fma(u, d, m); }
+#endif
 
 // Holds a value in a register: left alone, gcc loads a weight again for each of its uses.
 template <class V>
@@ -128,6 +130,18 @@ inline wf half(const uint8_t* from) {
     const wf magnitude = (wf)((wide & 0x7fffu) << 13) * splat<wf>(0x1p112f);
     return (wf)((wu)magnitude | ((wide & 0x8000u) << 16));
 #endif
+}
+
+// Whole numbers of a byte each. gcc 12 widens them one by one, unless told how.
+inline wf whole(const uint8_t* from) {
+#if defined(__AVX512F__)
+    const wi numbers = (wi)_mm512_cvtepi8_epi32(load<__m128i>(from));
+#elif defined(__AVX2__)
+    const wi numbers = (wi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    const wi numbers = __builtin_convertvector(load<wb>(from), wi);
+#endif
+    return __builtin_convertvector(numbers, wf);
 }
 
 // In every four lanes: two of `a`, then two of `b`; the even ones or the odd ones.

@@ -14,7 +14,8 @@ from torch import Tensor
 from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 
-BLOCK = 32  # weights in a block of the GGUF formats
+BLOCK = 32  # inputs are padded to whole blocks; the least that blocks of the GGUF formats have
+MAX_PARTS = 3  # matrices that follow one another, of native.h
 LANES = 8
 
 
@@ -26,6 +27,17 @@ class Kind(IntEnum):
     Q8_0 = 2
     Q4_0 = 3
     Q4_1 = 4
+    F16 = 5
+    Q5_0 = 6
+    Q5_1 = 7
+    Q2_K = 8
+    Q3_K = 9
+    Q4_K = 10
+    Q5_K = 11
+    Q6_K = 12
+
+
+FLOATS = {Kind.F32: torch.float32, Kind.BF16: torch.bfloat16, Kind.F16: torch.float16}
 
 
 class Rows(NamedTuple):
@@ -37,8 +49,8 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, weight: Float[Tensor, "outputs inputs"]) -> Rows:
-        """Of a float32 or bfloat16 matrix; shares its memory where that is contiguous."""
-        kind = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16}[weight.dtype]
+        """Of a matrix in float32, bfloat16 or float16; shares its memory where that is contiguous."""
+        kind = next(kind for kind, dtype in FLOATS.items() if dtype == weight.dtype)
         return cls(kind, weight.shape[1], weight.contiguous().view(torch.uint8))
 
 
@@ -50,6 +62,7 @@ class CMatrix(ctypes.Structure):
         ("reserved", ctypes.c_int32),
         ("data", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("next", ctypes.c_void_p),
     )
 
 
@@ -60,6 +73,9 @@ class Packed:
         parts: the outputs of each. They lie one below the other, or `interleaved` (parts of equal size): eight
             outputs of each by turns, filled up with zeros, which is how the pass wants the MLP's gate and up.
         arena: where its memory comes from; without one it gets its own.
+
+    Attributes:
+        next: the outputs that follow, stored as another kind.
     """
 
     def __init__(
@@ -68,10 +84,20 @@ class Packed:
         self._parts, self._interleaved = tuple(parts), interleaved
         filled = [-(-size // LANES) * LANES if interleaved else size for size in parts]
         self.kind = kind
-        self.c = CMatrix(kind, sum(filled), inputs, 0, None, None)
+        self.c = CMatrix(kind, sum(filled), inputs, 0, None, None, None)
         self.bytes: int = library().paceline_packed_bytes(ctypes.byref(self.c))
         self._memory, self._bias = (arena or Arena()).take(self.bytes), torch.empty(0)
         self.c.data = self._memory.data_ptr()
+        self.next: Packed | None = None
+
+    def then(self, following: Packed) -> None:
+        """Outputs of another kind come after these; `MAX_PARTS` matrices in all at most."""
+        self.next, self.c.next = following, ctypes.addressof(following.c)
+
+    @property
+    def chain(self) -> list[Packed]:
+        """This matrix and those that follow."""
+        return [self, *(self.next.chain if self.next else ())]
 
     @property
     def outputs(self) -> int:

@@ -1,0 +1,39 @@
+// The kinds of storage as functions, which kernel.h makes and gemm.cpp calls.
+#pragma once
+
+#include <array>
+
+#include "tiles.h"
+
+namespace paceline::PACELINE_ISA {
+
+struct Ahead {  // what a kernel prefetches: `step` bytes a unit, from `at` on
+    const uint8_t* at;
+    int step;
+};
+
+using Kernel = void (*)(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int count, float* acc,
+                        Ahead ahead);
+using Column = std::array<Kernel, MOST + 1>;  // by tokens
+
+struct Format {
+    int block, bytes, unit;  // inputs stored together, the bytes they take in a panel; inputs that share scales
+    void (*write)(uint8_t* to, const uint8_t* row, int k, int count, int lane);  // see storage.h
+    void (*expand)(const uint8_t* panel, int k, int count, float* to);
+    Column kernels;  // that unpack in registers, for as many panels as TILING says
+
+    int bytes_of(int inputs) const { return (int64_t)inputs * bytes / block; }  // in a panel
+};
+
+namespace formats {
+extern const Format f32, bf16, f16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k;
+}
+
+inline const Format& format(int32_t kind) {
+    using namespace formats;
+    static constexpr const Format* all[KINDS] = {&f32,  &bf16, &q8_0, &q4_0, &q4_1, &f16, &q5_0,
+                                                 &q5_1, &q2_k, &q3_k, &q4_k, &q5_k, &q6_k};
+    return *all[kind];
+}
+
+}  // namespace paceline::PACELINE_ISA
