@@ -12,8 +12,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --d
 .PHONY: demo test coverage test-vllm lint format venv dev clean
 
 demo: $(VENV)/.runtime
-	@echo "An edit, where much of the answer stands in the prompt: what prompt lookup is good at. Other prompts gain less."
-	$(BIN)/paceline generate --file examples/fix-bug.txt --drafter prompt-lookup --compare
+	@echo "An edit, where much of the answer stands in the prompt: what drafts are good at. Other prompts gain less."
+	$(BIN)/paceline generate --file examples/fix-bug.txt --compare
 
 test: $(VENV)/.dev
 	$(PYTEST)

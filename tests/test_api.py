@@ -13,6 +13,7 @@ from helpers import Oracle, hf_greedy, one_thread, small_neox  # noqa: F401
 from paceline import LLM, Output
 from paceline.drafters.layer_skip.drafter import LayerSkip
 from paceline.drafters.none import NoDrafter
+from paceline.drafters.auto import Auto
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.errors import ContextOverflow, OptionError, PacelineError, UnknownModel, UnsupportedModel
 from paceline.policies.adaedl import AdaEDL
@@ -47,7 +48,7 @@ class TestLoad:
         assert llm.policy.build().limit == 0
 
     def test_defaults(self, llm: LLM) -> None:
-        assert isinstance(llm.drafter, PromptLookup)
+        assert isinstance(llm.drafter, Auto)
         assert (llm.policy.cls, llm.policy.options) == (Fixed, {"k": 10})
         assert llm.method("layer-skip").policy.cls is AdaEDL
 

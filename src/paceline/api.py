@@ -160,7 +160,7 @@ class LLM:
 def load(
     model: str | PreTrainedModel,
     *,
-    drafter: str | Callable[[Target], Drafter] = "prompt-lookup",
+    drafter: str | Callable[[Target], Drafter] = "auto",
     policy: str | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     verifier: str = "auto",

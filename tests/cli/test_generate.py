@@ -131,7 +131,7 @@ def test_compare_in_a_pipe(run, tiny_model_dir):
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     assert "--- plain decoding" in out
-    assert "--- prompt-lookup+fixed:k=10" in out
+    assert "--- auto+fixed:k=10" in out
     assert out.endswith("times the speed of plain decoding; the token ids are identical.\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +74,12 @@ def write(llm: LLM, request: Request, colour: bool) -> None:
 
 
 def summary(stats: Stats) -> str:
-    """One line: tokens, speed, acceptance, and where the time went."""
+    """One line: tokens, speed, acceptance, who proposed what of the output, and where the time went."""
     parts = [f"{stats.tokens} tokens", f"{stats.tokens_per_s:.1f} tokens/s", f"tau {stats.tau:.2f}"]
     if stats.drafted:
         parts.append(f"accepted {stats.accepted} of {stats.drafted} drafted ({stats.v_d:.0%})")
+        whose = Counter(stats.sources).most_common()
+        parts.append(", ".join(f"{source} {count / stats.tokens:.0%}" for source, count in whose) + " of tokens")
     split = {"prefill": stats.prefill_seconds, **stats.split}
     total = sum(split.values()) or 1.0
     parts.append(", ".join(f"{phase} {seconds / total:.0%}" for phase, seconds in split.items()))

@@ -77,7 +77,7 @@ class MethodOptions:
 
     drafter: Annotated[
         str, _option("Method", "--drafter", "-d", help="NAME[:OPTION=VALUE]…, with +POLICY if you like.")
-    ] = "prompt-lookup"
+    ] = "auto"
     policy: Annotated[
         str | None,
         _option("Method", "--policy", "-p", help="NAME[:OPTION=VALUE]…; default the drafter's own."),

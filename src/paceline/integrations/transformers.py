@@ -60,7 +60,7 @@ class CustomGenerate:
 
     def __init__(
         self,
-        drafter: str | Callable[[Target], Drafter] = "prompt-lookup",
+        drafter: str | Callable[[Target], Drafter] = "auto",
         policy: str | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
