@@ -11,9 +11,9 @@ import torch
 import paceline
 from helpers import Oracle, hf_greedy, one_thread, small_neox  # noqa: F401
 from paceline import LLM, Output
+from paceline.drafters.auto import Auto
 from paceline.drafters.layer_skip.drafter import LayerSkip
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.auto import Auto
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.errors import ContextOverflow, OptionError, PacelineError, UnknownModel, UnsupportedModel
 from paceline.policies.adaedl import AdaEDL
