@@ -84,7 +84,7 @@ class _Bench:
         self.hf_model = cache(self._hf_model)
         self.batches = batches(prompts, config.batch)
         target = self.llm.target
-        journal.note(tier=target.tier, dtype=str(target.dtype).removeprefix("torch."), exact=target.exact)
+        journal.note(tier=target.tier, dtype=str(target.compute_dtype).removeprefix("torch."), exact=target.exact)
         self._check_fits(prompts)
 
     def run(self) -> None:
@@ -183,7 +183,7 @@ class _Bench:
         target = self.llm.target
         if target.tier == "reference":
             return target.model
-        return load_model(self.config.model, dtype=target.dtype, device=target.device)[0]
+        return load_model(self.config.model, dtype=target.compute_dtype, device=target.device)[0]
 
     def _warm_up(self, methods: Sequence[Method]) -> None:
         """One untimed call of each method at each temperature; what cannot run is refused here."""

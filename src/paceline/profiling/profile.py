@@ -112,8 +112,7 @@ def measure(
     require(repeats >= 1, f"repeats must be at least 1, not {repeats}")
     for target in targets:
         target.check_fits(context, max(widths))
-    kinds = {(target.device, target.dtype) for target in targets}
-    before = {kind: measure_roofline(*kind) for kind in kinds}
+    before = {kind: measure_roofline(*kind) for kind in set(map(_arithmetic, targets))}
     passes = compare_passes(targets, widths, context, repeats)
     fitting = [n for n in contexts if n != context and all(n + max(widths) <= target.context for target in targets)]
     further = {n: compare_passes(targets, widths, n, -(-repeats // FEWER)) for n in fitting}
@@ -124,11 +123,15 @@ def measure(
     made_profiles = []
     for at, target in enumerate(targets):
         own = {name: next(drafts) for name in names}
-        profile = _assemble(target, model, context, passes[at], own, roofs[target.device, target.dtype])
+        profile = _assemble(target, model, context, passes[at], own, roofs[_arithmetic(target)])
         for n, found in further.items():
             profile.contexts[n] = {width: timing.median for width, timing in found[at].timings.items()}
         made_profiles.append(profile)
     return made_profiles
+
+
+def _arithmetic(target: Target) -> tuple[torch.device, torch.dtype]:
+    return target.device, target.compute_dtype
 
 
 def _assemble(
@@ -140,7 +143,7 @@ def _assemble(
         key=model_key(target),
         tier=target.tier,
         device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=str(target.compute_dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         context=context,
         exact=target.exact,

@@ -102,10 +102,10 @@ def _native_loops(buffer: Tensor, dtype: torch.dtype, seconds: float) -> Rooflin
     if not available():
         return None
     threads, deadline = torch.get_num_threads(), time.perf_counter() + seconds
+    has_loop = dtype in (torch.float32, torch.bfloat16)  # other types may have faster multiply-adds than these
     best = Roofline(0.0, 0.0)
     while best.bandwidth == 0 or time.perf_counter() < deadline:
-        # multiply-adds of float32, the only type that the loop has: other types may have faster ones
-        peak = library().paceline_peak(threads) if dtype == torch.float32 else 0.0
+        peak = library().paceline_peak(threads, dtype == torch.bfloat16) if has_loop else 0.0
         bandwidth = library().paceline_bandwidth(buffer.data_ptr(), buffer.numel(), threads)
         best = best.or_better(Roofline(bandwidth, peak))
     return best

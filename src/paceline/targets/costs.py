@@ -124,7 +124,7 @@ def stored_costs(target: Target) -> Costs | None:
 
 def stored_passes(target: Target) -> dict[int, dict[int, float]] | None:
     """Median seconds of a pass by context and width, as in the saved profile of this target; None as above."""
-    dtype = str(target.dtype).removeprefix("torch.")
+    dtype = str(target.compute_dtype).removeprefix("torch.")
     path = profile_path(
         model_key(target), str(target.device), dtype, target.exact, target.tier, torch.get_num_threads()
     )

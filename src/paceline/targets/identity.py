@@ -31,21 +31,22 @@ def model_key(target: Target) -> str:
 @torch.inference_mode()
 def probe(target: Target, start: int) -> Float[Tensor, "tokens hidden"]:
     """Hidden states of fixed tokens after the first `start` layers and the last one run right behind these, in the
-    dtype they were computed in.
+    dtype that the products were computed in.
 
     Training has no other layers at hand, so a model cut down to these gives the same.
     """
     cache, span = target.new_cache(1, TOKENS), _fixed_tokens(target)
     hidden = target.layers(target.embed(span), span, cache, 0, start)
     last = target.num_layers - 1
-    return target.layers(hidden, span, cache, last, last + 1)[0].cpu()
+    return target.layers(hidden, span, cache, last, last + 1)[0].to(target.compute_dtype).cpu()
 
 
 @torch.inference_mode()
 def probe_features(target: Target) -> Float[Tensor, "tokens hidden"]:
-    """What the final norm makes of fixed tokens behind all layers, in the dtype it was computed in."""
+    """What the final norm makes of fixed tokens behind all layers, in the dtype that the products were computed in."""
     cache, span = target.new_cache(1, TOKENS), _fixed_tokens(target)
-    return target.features(target.layers(target.embed(span), span, cache, 0, target.num_layers))[0].cpu()
+    features = target.features(target.layers(target.embed(span), span, cache, 0, target.num_layers))
+    return features[0].to(target.compute_dtype).cpu()
 
 
 def _fixed_tokens(target: Target) -> Span:

@@ -37,6 +37,7 @@ class Target(ABC):
     `exact` promises that a token's result has the same bits whatever the width of the pass, so that greedy output is
     plain decoding's bit for bit; `exactness` says in a few words why it does, or does not.
     `weight_count` is the number of weights that every pass multiplies by, `weight_bytes` what they take as stored.
+    Hidden states and the cache are of `dtype`; matrix products have the precision of `compute_dtype`.
     Layers are numbered as in the model; "tap i" is the hidden state entering layer i, so tap `num_layers` is the
     input of the final norm.
     """
@@ -50,6 +51,7 @@ class Target(ABC):
         config = model.config.get_text_config()
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.dtype, self.device = model.dtype, model.device
+        self.compute_dtype = self.dtype
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
         self.context: int = getattr(config, "max_position_embeddings", None) or 2**31

@@ -86,7 +86,7 @@ def _native_pays(model: PreTrainedModel, exact: bool | None) -> bool:
 
     Raises NativeUnavailable when it would, but cannot be built.
     """
-    if model.device.type != "cpu" or model.dtype != torch.float32 or exact is False:
+    if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16) or exact is False:
         return False
     from paceline.targets import native
 
@@ -135,5 +135,6 @@ def check_tier(tier: str, exact: bool | None = None) -> None:
 
 def _not_exact(tier: str, why: str) -> OptionError:
     return OptionError(
-        f"the {tier} tier cannot be exact here ({why}): the torch and native tiers are, in float32 on CPU"
+        f"the {tier} tier cannot be exact here ({why}): on a CPU the native tier is in float32 and bfloat16, the torch "
+        "tier in float32"
     )

@@ -26,16 +26,16 @@ from paceline.targets import store
 from paceline.targets.progress import Stage, bars
 
 # Compiled for every instruction set, those that take longest last; and once for any machine.
-KERNELS = ("roofline.cpp", "pass.cpp", "gemm.cpp", "attention.cpp", "formats.cpp", "formats_k.cpp")
+KERNELS = ("roofline.cpp", "pass.cpp", "gemm.cpp", "attention.cpp", "bfloat16.cpp", "formats.cpp", "formats_k.cpp")
 COMMON = "library.cpp"
 HEADERS = (
-    *("native.h", "kernels.h", "vectors.h", "team.h", "attention.h"),
+    *("native.h", "kernels.h", "vectors.h", "team.h", "attention.h", "bfloat16.h"),
     *("formats.h", "kernel.h", "tiles.h", "storage.h", "storage_k.h", "digits.h"),
 )
 # No contraction: a product and a sum are fused where the source says so and nowhere else (see native.h).
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "dq", "bw", "vl")))
+_AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "dq", "bw", "vl", "bf16")))
 # By architecture, the slowest first; the library takes the last that the machine has.
 INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {"portable": (), "avx2": _AVX2, "avx512": _AVX512},
@@ -195,7 +195,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("paceline_rows", ctypes.c_bool, pointer, pointer, integer, pointer),
         ("paceline_layers", None, pointer, pointer, integer, integer, pointer, pointer),
         ("paceline_head", None, pointer, pointer, integer, integer, pointer, pointer),
-        ("paceline_peak", ctypes.c_double, integer),
+        ("paceline_peak", ctypes.c_double, integer, ctypes.c_bool),
         ("paceline_bandwidth", ctypes.c_double, pointer, ctypes.c_int64, integer),
     ):
         function = getattr(library, name)

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 
+#include "bfloat16.h"
 #include "kernel.h"
 #include "kernels.h"
 
@@ -63,14 +64,17 @@ class Product {
     Product() = default;
     Product(const Matrix& w, const float* x, int ldx, int tokens)
         : format_(&format(w.kind)), x_(x), panel_bytes_(panel_bytes(w)), ldx_(ldx), inputs_(round_up(w.inputs, BLOCK)),
-          fused_(tokens <= TILING.fused) {
-        together = fused_ ? TILING.panels[Cut(tokens, TILING.largest()).largest()] : TILING.together;
+          fused_(tokens <= TILING.fused), pairs_(in_pairs(w)) {
+        together = pairs_ ? dot_panels(Cut(tokens, SLAB).largest()) : fused_ ? TILING.panels[Cut(tokens, TILING.largest()).largest()] : TILING.together;
     }
 
     int together;  // panels of a job
 
     // acc[token][panels * 16] = sums.
     void compute(const Job& job, float* acc) const {
+        if (pairs_)
+            return dot_products(job.weights, job.panels, x_ + (size_t)job.first * ldx_, ldx_, job.tokens, inputs_ / 2,
+                                acc, job.next);
         std::fill_n(acc, (size_t)job.tokens * job.panels * PANEL, 0.0f);
         if (job.panels < together)
             by_panel(job, acc);
@@ -130,7 +134,7 @@ class Product {
     const float* x_;
     size_t panel_bytes_;
     int ldx_, inputs_;
-    bool fused_;
+    bool fused_, pairs_;  // pairs: of bfloat16, which are not unpacked at all
 };
 
 // A product's jobs, over all the matrices that its outputs come from.

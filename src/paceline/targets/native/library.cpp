@@ -45,6 +45,14 @@ bool runs_here([[maybe_unused]] const char* name) {
     return true;
 }
 
+bool bfloat16_dots_run_here() {
+#if defined(__x86_64__)
+    return runs_here("avx512") && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
 const Isa* find(const char* name) {
     for (const Isa& isa : ISAS)
         if (!std::strcmp(isa.name, name) && runs_here(name)) return &isa;
@@ -71,6 +79,9 @@ double seconds(int threads, Run run) {  // for all of them together
 }
 
 }  // namespace
+
+const bool has_bfloat16_dots = bfloat16_dots_run_here();
+
 }  // namespace paceline
 
 using namespace paceline;
@@ -121,10 +132,13 @@ void paceline_head(const Model* model, const float* hidden, int tokens, int thre
     kernels().head(*model, hidden, tokens, threads, workspace, logits);
 }
 
-// Floating-point operations a second of independent fused multiply-adds, over some milliseconds.
-double paceline_peak(int threads) {
+// Floating-point operations a second of independent fused multiply-adds, over some milliseconds: of floats, or of
+// bfloat16 by the fastest instruction there is.
+double paceline_peak(int threads, bool bfloat16) {
     std::vector<double> operations(threads);
-    const double took = seconds(threads, [&](int thread) { operations[thread] = kernels().multiply_add(1'000'000); });
+    const double took = seconds(threads, [&](int thread) {
+        operations[thread] = (bfloat16 ? kernels().multiply_add_pairs : kernels().multiply_add)(1'000'000);
+    });
     double all = 0;
     for (double some : operations) all += some;
     return all / took;

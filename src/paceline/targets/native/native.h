@@ -23,7 +23,8 @@ constexpr int MAX_PARTS = 3;      // matrices of a chain: at most a query's, a k
 enum Kind : int32_t { F32, BF16, Q8_0, Q4_0, Q4_1, F16, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, KINDS };
 
 struct Matrix {  // y = W x + bias, packed by `pack_row`
-    int32_t kind, outputs, inputs, reserved;
+    int32_t kind, outputs, inputs;
+    int32_t input_kind;  // F32, or BF16: inputs are rounded to bfloat16 first
     const uint8_t* data;
     const float* bias;   // or null
     const Matrix* next;  // the outputs that follow, of another kind; or null
@@ -61,9 +62,11 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
     size_t (*workspace_floats)(const Model& model, const Pass& pass);
     void (*layers)(const Model& model, const Pass& pass, int first, int last, const uint8_t* skip, float* hidden);
     void (*head)(const Model& model, const float* hidden, int tokens, int threads, float* workspace, float* logits);
-    double (*multiply_add)(int64_t turns);
+    double (*multiply_add)(int64_t turns), (*multiply_add_pairs)(int64_t turns);
     float (*read)(const float* from, size_t count);
 };
+
+extern const bool has_bfloat16_dots;  // the processor has AVX-512's products of bfloat16, two to a lane
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 

@@ -116,14 +116,18 @@ void layers(const Model& m, const Pass& p, int first, int last, const uint8_t* s
             const Layer& layer = m.layers[index];
             if (!skip || !skip[2 * (index - first)]) {
                 norm_rows(team, m, layer.attention_norm, hidden, p.tokens, b.x, b.ldx);
+                round_inputs(team, layer.qkv, b.x, b.ldx, p.tokens);
                 gemm(team, layer.qkv, b.x, b.ldx, p.tokens, b.qkv, b.ldq, STORE);
                 rotate_and_cache(team, m, layer, p, index, b.qkv, b.ldq);
                 attention(team, m, p, index, b.qkv, b.ldq, b.attended, b.lda, b.parts);
+                round_inputs(team, layer.out, b.attended, b.lda, p.tokens);
                 gemm(team, layer.out, b.attended, b.lda, p.tokens, hidden, m.hidden, ADD);
             }
             if (!skip || !skip[2 * (index - first) + 1]) {
                 norm_rows(team, m, layer.mlp_norm, hidden, p.tokens, b.x, b.ldx);
+                round_inputs(team, layer.gate_up, b.x, b.ldx, p.tokens);
                 gemm(team, layer.gate_up, b.x, b.ldx, p.tokens, b.inner, b.ldi, SWIGLU);
+                round_inputs(team, layer.down, b.inner, b.ldi, p.tokens);
                 gemm(team, layer.down, b.inner, b.ldi, p.tokens, hidden, m.hidden, ADD);
             }
         }
@@ -135,6 +139,7 @@ void head(const Model& m, const float* hidden, int tokens, int threads, float* w
     if (m.hidden % BLOCK) std::memset(workspace, 0, sizeof(float) * ldx * tokens);
     in_parallel(threads, (int64_t)tokens * m.hidden * m.head.outputs, [&](Team& team) {
         norm_rows(team, m, m.norm, hidden, tokens, workspace, ldx);
+        round_inputs(team, m.head, workspace, ldx, tokens);
         gemm(team, m.head, workspace, ldx, tokens, logits, m.head.outputs, STORE);
     });
 }
@@ -142,6 +147,7 @@ void head(const Model& m, const float* hidden, int tokens, int threads, float* w
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, layers, head, multiply_add, read};
+const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, layers, head, multiply_add,
+                         multiply_add_pairs, read};
 
 }  // namespace paceline::PACELINE_ISA

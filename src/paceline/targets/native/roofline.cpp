@@ -17,6 +17,25 @@ double multiply_add(int64_t turns) {
     return 2.0 * turns * chains * WIDE;
 }
 
+// The same of products of bfloat16, each lane of a factor being two of them; of floats where the processor has no such.
+double multiply_add_pairs(int64_t turns) {
+#if defined(__AVX512BF16__)
+    if (has_bfloat16_dots) {
+        constexpr int chains = 12;
+        wf a[chains] = {};
+        const wf half = (wf)_mm512_set1_epi32(0x3f003f00);
+        for (int64_t turn = 0; turn < turns; turn++)
+#pragma GCC unroll 12
+            for (int i = 0; i < chains; i++)
+                a[i] = keep((wf)_mm512_dpbf16_ps((__m512)a[i], (__m512bh)half, (__m512bh)half));
+        volatile float result = 0;
+        for (int i = 0; i < chains; i++) result = result + a[i][0];
+        return 4.0 * turns * chains * WIDE;
+    }
+#endif
+    return multiply_add(turns);
+}
+
 // Adds all numbers up, so that each is read; four lines at a time.
 float read(const float* from, size_t count) {
     constexpr int lines = 4;

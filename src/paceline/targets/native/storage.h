@@ -21,17 +21,17 @@ struct StoreF32 {
     }
 };
 
-struct StoreBF16 {  // a 32-bit lane holds the weights of two inputs
+struct StoreBF16 {  // a 32-bit lane holds the weights of two inputs, the first above: bfloat16.cpp says why
     static constexpr int unit = 8, block = unit, bytes = unit * PANEL * 2;
     static const uint8_t* unit_at(const uint8_t* at, int, wf*, wf*) { return at; }
     static wf get(const uint8_t* p, const wf&, const wf&, int turn, int i, int v) {
         const wu pair = load<wu>(p + ((turn / 2 + i / 2) * PANEL + v * WIDE) * 4);
-        return (wf)(i % 2 ? pair & 0xffff0000u : pair << 16);
+        return (wf)(i % 2 ? pair << 16 : pair & 0xffff0000u);
     }
 
     static void write(uint8_t* to, const uint8_t* row, int k, int count, int lane) {
         for (int i = 0; i < count; i++)
-            std::memcpy(to + (i / 2 * PANEL + lane) * 4 + i % 2 * 2, row + (k + i) * 2, 2);
+            std::memcpy(to + (i / 2 * PANEL + lane) * 4 + (1 - i % 2) * 2, row + (k + i) * 2, 2);
     }
 };
 

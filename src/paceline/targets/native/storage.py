@@ -38,18 +38,26 @@ class Storage:
             only one that changes the model: blocks of 8 bits near the weights, for drafters.
         source: the GGUF file, if there is one.
         heads: number of heads of the modules that have any, by the last part of their names.
+        input_kind: what the products round their inputs to.
 
     Raises:
         OptionError: unknown mode, or "blocks" without a GGUF file.
         IntegrityError: the GGUF file cannot be read.
     """
 
-    def __init__(self, mode: str, source: Path | None, layers: int, heads: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        mode: str,
+        source: Path | None,
+        layers: int,
+        heads: Mapping[str, int],
+        input_kind: Kind = Kind.F32,
+    ) -> None:
         if mode not in MODES:
             raise OptionError(f"unknown storage '{mode}' of the native tier; there are {', '.join(MODES)}")
         if mode == "blocks" and source is None:
             raise OptionError("storage 'blocks' is for models that come from a GGUF file")
-        self._mapped, self._arena = MappedFiles(), Arena()
+        self._mapped, self._arena, self._input_kind = MappedFiles(), Arena(), input_kind
         self._smaller, self._rounded = MODES[mode], mode == "rounded"
         self._blocks = Blocks(source, layers, heads) if source and mode in ("auto", "blocks") else None
 
@@ -88,9 +96,7 @@ class Storage:
         parts = [matrix for matrix in found if matrix is not None]
         if len(parts) < len(names) or len({matrix.kind for matrix in parts}) > 1:
             return None
-        packed = Packed(
-            parts[0].kind, parts[0].inputs, [len(matrix.order) for matrix in parts], interleaved, self._arena
-        )
+        packed = self._packed(parts[0].kind, parts[0].inputs, [len(matrix.order) for matrix in parts], interleaved)
         for part, (matrix, weight) in enumerate(zip(parts, weights, strict=True)):
             places, first = packed.places(part), 0
             for rows in matrix.order.split(_SOME):
@@ -115,12 +121,15 @@ class Storage:
     def _fill(
         self, kind: Kind, weights: Sequence[Tensor], interleaved: bool, stored: Callable[[Tensor], Tensor]
     ) -> Packed:
-        packed = Packed(kind, weights[0].shape[1], [len(weight) for weight in weights], interleaved, self._arena)
+        packed = self._packed(kind, weights[0].shape[1], [len(weight) for weight in weights], interleaved)
         for part, weight in enumerate(weights):
             for some, places in zip(weight.split(_SOME), packed.places(part).split(_SOME), strict=True):
                 packed.write(stored(some), places)
                 self._mapped.release(some)
         return packed
+
+    def _packed(self, kind: Kind, inputs: int, parts: Sequence[int], interleaved: bool) -> Packed:
+        return Packed(kind, inputs, parts, interleaved, self._arena, self._input_kind)
 
 
 def _are(kind: Kind, weights: Tensor) -> bool:

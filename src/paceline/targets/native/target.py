@@ -20,6 +20,7 @@ from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 from paceline.targets.native.model import LayerWeights, NativeModel, Places, Sizes
 from paceline.targets.native.storage import Storage
+from paceline.targets.native.weights import Kind
 from paceline.targets.plain_weights import check_plain
 from paceline.targets.rope import RopeTables
 from paceline.targets.target import Target, as_target
@@ -35,7 +36,9 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that depend on t
 
 
 class NativeTarget(Target):
-    """Packs the model's weights and takes them away from it. Computes in float32.
+    """Packs the model's weights and takes them away from it. Computes in float32; for a model in bfloat16 the matrix
+    products round their inputs to it, as Hugging Face's do, and only those: sums, norms, attention and the residual
+    stream stay in float32.
 
     A token's result has the same bits whatever stands beside it in the pass, and with any number of threads: greedy
     speculative decoding is then plain decoding, bit for bit.
@@ -59,7 +62,8 @@ class NativeTarget(Target):
         super().__init__(model, tokenizer)
         check_model(model)  # before anything is compiled for a model that cannot run
         library()
-        self.dtype = torch.float32
+        self.dtype, bfloat16 = torch.float32, model.dtype == torch.bfloat16
+        self.compute_dtype = torch.bfloat16 if bfloat16 else torch.float32
         attention = model.model.layers[0].self_attn
         self._shape = CacheShape(self.num_layers, self.config.num_key_value_heads, attention.head_dim)
         self._rope = RopeTables(model.model.rotary_emb, self.dtype, self.device, self.context)
@@ -119,7 +123,10 @@ class NativeTarget(Target):
         config, decoder, shape = self.config, model.model, self._shape
         source = Path(config.name_or_path or "?", "source.gguf")
         heads = {"q_proj": config.num_attention_heads, "k_proj": shape.kv_heads}
-        storage = Storage(mode, source if source.is_file() else None, self.num_layers, heads)
+        if self.compute_dtype == torch.bfloat16:  # the file's blocks are other weights than these
+            mode, source = "bf16" if mode == "auto" else mode, Path()
+        input_kind = Kind.BF16 if self.compute_dtype == torch.bfloat16 else Kind.F32
+        storage = Storage(mode, source if source.is_file() else None, self.num_layers, heads, input_kind)
         layers = [_pack_layer(storage, f"model.layers.{i}", layer) for i, layer in enumerate(decoder.layers)]
         embed, head = decoder.embed_tokens, model.get_output_embeddings()
         tied = head.weight.data_ptr() == embed.weight.data_ptr() and head.bias is None

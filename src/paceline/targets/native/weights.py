@@ -59,7 +59,7 @@ class CMatrix(ctypes.Structure):
         ("kind", ctypes.c_int32),
         ("outputs", ctypes.c_int32),
         ("inputs", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("input_kind", ctypes.c_int32),
         ("data", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("next", ctypes.c_void_p),
@@ -73,18 +73,25 @@ class Packed:
         parts: the outputs of each. They lie one below the other, or `interleaved` (parts of equal size): eight
             outputs of each by turns, filled up with zeros, which is how the pass wants the MLP's gate and up.
         arena: where its memory comes from; without one it gets its own.
+        input_kind: F32, or BF16: products round their inputs to bfloat16.
 
     Attributes:
         next: the outputs that follow, stored as another kind.
     """
 
     def __init__(
-        self, kind: Kind, inputs: int, parts: Sequence[int], interleaved: bool = False, arena: Arena | None = None
+        self,
+        kind: Kind,
+        inputs: int,
+        parts: Sequence[int],
+        interleaved: bool = False,
+        arena: Arena | None = None,
+        input_kind: Kind = Kind.F32,
     ) -> None:
         self._parts, self._interleaved = tuple(parts), interleaved
         filled = [-(-size // LANES) * LANES if interleaved else size for size in parts]
         self.kind = kind
-        self.c = CMatrix(kind, sum(filled), inputs, 0, None, None, None)
+        self.c = CMatrix(kind, sum(filled), inputs, input_kind, None, None, None)
         self.bytes: int = library().paceline_packed_bytes(ctypes.byref(self.c))
         self._memory, self._bias = (arena or Arena()).take(self.bytes), torch.empty(0)
         self.c.data = self._memory.data_ptr()

@@ -1,0 +1,18 @@
+// Matrix products of bfloat16 by AVX-512's dot products: the part of a product that gemm.cpp gives a job.
+#pragma once
+
+#include "native.h"
+
+namespace paceline::PACELINE_ISA {
+
+// Whether inputs become pairs of bfloat16 (see bfloat16.cpp) instead of rounded floats.
+inline bool in_pairs(const Matrix& w) { return w.input_kind == BF16 && w.kind == BF16 && has_bfloat16_dots; }
+
+int dot_panels(int tokens);  // of a job
+
+// acc[token][panels * 16] = sums over `pairs` pairs of inputs, `panels` panels from `weights` on, which lie one behind
+// the other, at most 96 tokens; `next` are the weights to prefetch.
+void dot_products(const uint8_t* weights, int panels, const float* x, int ldx, int tokens, int pairs, float* acc,
+                  const uint8_t* next);
+
+}  // namespace paceline::PACELINE_ISA
