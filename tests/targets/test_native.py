@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.drafting.tree import tree_span
 from paceline.errors import NativeUnavailable, OptionError, UnsupportedModel
 from paceline.targets import sources
-from paceline.targets.native import NativeTarget, available, build
+from paceline.targets.native import NativeTarget, available, build, compiler
 from paceline.targets.native.linear import RoundedLinear
 from paceline.targets.native.model import NativeModel, Sizes
 from paceline.targets.native.storage import Storage
@@ -272,7 +272,7 @@ def test_the_machines_speed_on_each_set() -> None:
     try:
         for name in build.runnable():
             build.choose(name)
-            peaks.append(max(build.library().paceline_peak(1) for _ in range(5)))
+            peaks.append(max(build.library().paceline_peak(1, False) for _ in range(5)))
             assert build.library().paceline_bandwidth(numbers.data_ptr(), len(numbers), 2) > 1e8
     finally:
         build.choose(before)
@@ -329,7 +329,7 @@ def test_bfloat16_is_chosen_where_it_is_exact(llama: NativeTarget) -> None:
     ids, rounded = random_ids(20), make("llama").bfloat16().float()
     assert torch.equal(
         chunked(NativeTarget(rounded, storage="fp32"), ids, 7),
-        chunked(NativeTarget(make("llama").bfloat16()), ids, 7),
+        chunked(NativeTarget(make("llama").bfloat16().float()), ids, 7),
     )
 
 
@@ -465,9 +465,9 @@ def test_a_compilation_that_failed_is_remembered(
     tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line tells how to try again; until then no compiler is started but to ask for its version."""
-    compiler, asked = tmp_path / "c++", tmp_path / "asked"
-    compiler.write_text(f'#!/bin/sh\necho "$@" >> {asked}\necho "x.cpp:1: fatal error: no omp.h" >&2; exit 1\n')
-    compiler.chmod(0o755)
+    script, asked = tmp_path / "c++", tmp_path / "asked"
+    script.write_text(f'#!/bin/sh\necho "$@" >> {asked}\necho "x.cpp:1: fatal error: no omp.h" >&2; exit 1\n')
+    script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(build, "folder", lambda: cache_dir)
@@ -480,6 +480,40 @@ def test_a_compilation_that_failed_is_remembered(
         finally:
             build.library.cache_clear()
     assert asked.read_text() == "--version\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("of these sources", None),
+        ("of other sources", "none is installed"),
+        ("damaged", "none is installed"),
+        ("damaged, with a cache", None),
+    ],
+)
+def test_a_wheels_library_is_taken_if_it_is_of_these_sources(
+    made: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No compiler is needed then, and none asked for."""
+    source = "0" * 24 if made == "of other sources" else compiler.source_key()
+    library = Path(build.library()._name)
+    if made.startswith("damaged"):
+        (tmp_path / f"{source}.so").write_bytes(library.read_bytes()[:100])
+    else:
+        (tmp_path / f"{source}.so").symlink_to(library)
+    if made != "damaged, with a cache":
+        monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(build, "packaged_folder", lambda: tmp_path)
+    build.library.cache_clear()
+    try:
+        if words is None:
+            found = build.library()._name
+            assert (Path(found).parent == tmp_path) == (made == "of these sources")
+        else:
+            with told(NativeUnavailable, words):
+                build.library()
+    finally:
+        build.library.cache_clear()
 
 
 @pytest.mark.parametrize(("inputs", "near"), [(64, 0.02), (40, 1e-6)])

@@ -38,7 +38,9 @@ def test_a_model_loads_on_the_fastest_tier_that_runs_it(monkeypatch: pytest.Monk
         for options in ({}, {"tier": "auto"}):
             named(monkeypatch, make())
             assert load_target("any", **options).tier == tier
-    named(monkeypatch, small_llama().bfloat16())  # asked for: the native tier would compute in float32
+    named(monkeypatch, small_llama().bfloat16())
+    assert load_target("any").tier == "native"
+    named(monkeypatch, small_llama().half())  # asked for: the native tier would compute in float32
     assert load_target("any").tier == "torch"
     named(monkeypatch, small_llama().float())
     assert load_target("any", exact=False).tier == "torch"  # the native tier has nothing to give up
@@ -185,7 +187,7 @@ def test_an_unknown_tier_is_refused() -> None:
 
 
 # -- exactness, as asked for -------------------------------------------------------------------------------------------
-CAN = "the torch and native tiers are, in float32 on CPU"
+CAN = "on a CPU the native tier is in float32 and bfloat16, the torch tier in float32"
 
 
 @pytest.mark.skipif(not can_pack(), reason="no oneDNN: nothing is promised")

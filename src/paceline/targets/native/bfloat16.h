@@ -6,7 +6,13 @@
 namespace paceline::PACELINE_ISA {
 
 // Whether inputs become pairs of bfloat16 (see bfloat16.cpp) instead of rounded floats.
-inline bool in_pairs(const Matrix& w) { return w.input_kind == BF16 && w.kind == BF16 && has_bfloat16_dots; }
+inline bool in_pairs([[maybe_unused]] const Matrix& w) {
+#if defined(__AVX512BF16__)
+    return w.input_kind == BF16 && w.kind == BF16 && has_bfloat16_dots;
+#else
+    return false;
+#endif
+}
 
 int dot_panels(int tokens);  // of a job
 
