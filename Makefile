@@ -1,5 +1,5 @@
 # One virtual environment, .venv: every target builds what it needs of it, and only once.
-#   make demo | test | coverage | test-vllm | lint | format | venv | dev | clean
+#   make demo | test | coverage | test-vllm | lint | format | wheel | venv | dev | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -c $(CONSTRAINTS)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test coverage test-vllm lint format venv dev clean
+.PHONY: demo test coverage test-vllm lint format wheel venv dev clean
 
 demo: $(VENV)/.runtime
 	@echo "An edit, where much of the answer stands in the prompt: what drafts are good at. Other prompts gain less."
@@ -33,6 +33,9 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+wheel: $(VENV)/.dev  ## into dist/, with the native tier's library: whoever installs it needs no compiler
+	PACELINE_PREBUILT=1 $(BIN)/python -m build --wheel
 
 venv: $(VENV)/.runtime  ## the program and what it needs to run
 dev: $(VENV)/.dev       ## and all extras, tests and linters

@@ -1,0 +1,108 @@
+"""The C++ sources made into one library: what is compiled for which instruction set, and how.
+
+Only Python's own modules: `setup.py` compiles with it where nothing is installed yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+Stage = Callable[[str, int], Callable[[int], object]]
+
+SOURCES = Path(__file__).parent
+# Compiled for every instruction set, those that take longest last; and once for any machine.
+KERNELS = ("roofline.cpp", "pass.cpp", "gemm.cpp", "attention.cpp", "bfloat16.cpp", "formats.cpp", "formats_k.cpp")
+COMMON = "library.cpp"
+HEADERS = (
+    *("native.h", "kernels.h", "vectors.h", "team.h", "attention.h", "bfloat16.h"),
+    *("formats.h", "kernel.h", "tiles.h", "storage.h", "storage_k.h", "digits.h"),
+)
+# No contraction: a product and a sum are fused where the source says so and nowhere else (see native.h).
+FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+# Products of bfloat16 stand in code of their own, which runs only where the processor has them (native.h).
+_AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "dq", "bw", "vl", "bf16")))
+# By architecture, the slowest first; the library takes the last that the machine has.
+INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {"portable": (), "avx2": _AVX2, "avx512": _AVX512},
+    "aarch64": {"neon": ()},
+}
+
+
+class CompilationFailed(Exception):
+    """The compiler refused the sources; the message is its first error, in one line."""
+
+
+def find_compiler() -> str | None:
+    """What `CXX` names, else the first of the usual names that is installed."""
+    return next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None)
+
+
+def instruction_sets() -> dict[str, tuple[str, ...]]:
+    """Those that the library has code for on this architecture, and the compiler's flags for each."""
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine())
+    return INSTRUCTION_SETS.get(machine, {"portable": ()})
+
+
+def source_key() -> str:
+    """Of all that the library is made of. Not of the processor: it has code for each, and chooses when it is loaded."""
+    parts = [*FLAGS, platform.machine(), str(instruction_sets())]
+    parts += [(SOURCES / name).read_text() for name in (*KERNELS, COMMON, *HEADERS)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def compile_library(compiler: str, path: Path, stage: Stage) -> None:
+    """A process for each source and instruction set, as many at a time as there are cores; then linked and renamed
+    into place.
+
+    Args:
+        stage: shows how far it is, given a title and the number of jobs; see `paceline.targets.progress`.
+
+    Raises:
+        CompilationFailed: the compiler will fail the next time as well.
+        OSError: it may not.
+    """
+    sets = instruction_sets()
+    listed = "".join(f"ISA({name})" for name in sets)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as work:
+        # The linker keeps the first copy of an inline function of the standard library: it must run anywhere.
+        commands = {f"{work}/library.o": _command(compiler, COMMON, f"-DPACELINE_ISAS={listed}")}
+        for name, flags in sets.items():
+            for source in KERNELS:
+                commands[f"{work}/{source}.{name}.o"] = _command(compiler, source, *flags, f"-DPACELINE_ISA={name}")
+        jobs = [[*command, "-o", made] for made, command in reversed(commands.items())]  # the last set takes longest
+        failed, done = "", stage("compiling the native tier, once", len(jobs))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for count, errors in enumerate(pool.map(_errors, jobs), start=1):
+                failed += errors
+                done(count)
+        failed = failed or _errors([compiler, "-shared", "-fopenmp", *commands, "-o", f"{work}/native.so"])
+        if failed:
+            lines = [line for line in failed.splitlines() if "error" in line.lower()]
+            reason = lines[0].strip() if lines else "no message"
+            raise CompilationFailed(
+                f"could not be compiled with {compiler}, which needs C++20 and OpenMP (g++ has both): {reason}"
+            )
+        Path(work, "native.so").replace(path)
+
+
+def _command(compiler: str, source: str, *flags: str) -> list[str]:
+    return [compiler, *FLAGS, *flags, "-c", str(SOURCES / source)]
+
+
+def _errors(command: list[str]) -> str:
+    """What a command that failed has said. Raises OSError for what may be otherwise next time."""
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if done.returncode < 0:
+        raise OSError(f"{command[0]} was ended by signal {-done.returncode}: is there enough memory?")
+    if "No space left" in done.stderr:
+        raise OSError("the disk is full")
+    return (done.stderr or "error: no message\n") if done.returncode else ""
