@@ -60,6 +60,8 @@ Pass = Callable[[int], None]  # runs one pass of a width
 
 def main() -> None:
     options = parse()
+    if options.check:
+        return
     if options.threads:
         torch.set_num_threads(options.threads)
     if options.against:
@@ -107,6 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--against", metavar="LIBRARY", help="the native tier and this build of it, by turns")
     parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
+    parser.add_argument("--check", action="store_true", help="read the options and stop")
     return parser.parse_args()
 
 

@@ -150,8 +150,8 @@ def test_its_costs_are_not_those_of_float32(cache_dir: Path) -> None:
     assert (whole.dtype, whole.compute_dtype) == (torch.float32, torch.float32)
     path = profile_path(model_key(small), "cpu", "bfloat16", True, "native", torch.get_num_threads())
     path.parent.mkdir(parents=True)
-    path.write_text('{"passes": {"1": {"median": 1.0}, "2": {"median": 2.0}}}')
-    assert stored_passes(small) == {1: 1.0, 2: 2.0}
+    path.write_text('{"context": 64, "passes": {"1": {"median": 1.0}, "2": {"median": 2.0}}}')
+    assert stored_passes(small) == {64: {1: 1.0, 2: 2.0}}
     assert stored_passes(whole) is None
 
 
