@@ -182,8 +182,8 @@ def load(
         tier: how the target pass runs: one of `paceline.targets.TIERS`, or "auto". That is the fastest that runs a
             model loaded here, and "reference" for one passed as an object, whose weights other tiers would take over.
         exact: True insists on greedy output being plain decoding's bit for bit, which the torch and native tiers
-            promise in float32 on the CPU; False takes torch's own attention in the torch tier. Default: what the tier
-            promises.
+            promise in float32 on the CPU, the native one in bfloat16 too; False takes torch's own attention in the
+            torch tier. Default: what the tier promises.
         **source: `revision`, `trust_remote_code`.
 
     Raises:

@@ -41,7 +41,7 @@ class ModelChoice:
             "--exact/--no-exact",
             show_default=False,
             help="Insist on output that is plain decoding's bit for bit, or take torch's own attention in the torch "
-            "tier. Default: exact where the tier can be, which is in float32 on the CPU.",
+            "tier. Default: exact where the tier can be: on the CPU, in float32 (the native tier: in bfloat16 too).",
         ),
     ] = None
 
