@@ -20,6 +20,15 @@
 namespace paceline::PACELINE_ISA {
 namespace {
 
+constexpr int panels_of(int tokens) { return TILING.panels[Cut(tokens, TILING.largest()).largest()]; }
+
+constexpr bool fit_into_a_job() {  // gemm.cpp has room for as many panels as a slab has tokens
+    for (int tokens = 1; tokens <= SLAB; tokens++)
+        if (tokens * panels_of(tokens) > SLAB) return false;
+    return true;
+}
+static_assert(fit_into_a_job());
+
 // To nearest even, as floats.
 void round_row(float* x, int count) {
     for (int i = 0; i < count; i += WIDE) {
@@ -93,7 +102,7 @@ void round_inputs(Team& team, const Matrix& w, float* x, int ldx, int tokens) {
     });
 }
 
-int dot_panels(int tokens) { return TILING.panels[Cut(tokens, TILING.largest()).largest()]; }
+int dot_panels(int tokens) { return panels_of(tokens); }
 
 void dot_products(const uint8_t* weights, int panels, const float* x, int ldx, int tokens, int pairs, float* acc,
                   const uint8_t* next) {

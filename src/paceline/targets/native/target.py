@@ -62,8 +62,8 @@ class NativeTarget(Target):
         super().__init__(model, tokenizer)
         check_model(model)  # before anything is compiled for a model that cannot run
         library()
-        self.dtype, bfloat16 = torch.float32, model.dtype == torch.bfloat16
-        self.compute_dtype = torch.bfloat16 if bfloat16 else torch.float32
+        self.dtype = torch.float32
+        self.compute_dtype = torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float32
         attention = model.model.layers[0].self_attn
         self._shape = CacheShape(self.num_layers, self.config.num_key_value_heads, attention.head_dim)
         self._rope = RopeTables(model.model.rotary_emb, self.dtype, self.device, self.context)
@@ -121,12 +121,10 @@ class NativeTarget(Target):
     # -- from the Hugging Face model -------------------------------------------------------------------------------
     def _pack(self, model: PreTrainedModel, mode: str) -> tuple[NativeModel, Packed]:
         config, decoder, shape = self.config, model.model, self._shape
-        source = Path(config.name_or_path or "?", "source.gguf")
+        rounded, path = self.compute_dtype == torch.bfloat16, Path(config.name_or_path or "?", "source.gguf")
+        source = path if path.is_file() and not rounded else None  # whose blocks are other weights than those rounded
         heads = {"q_proj": config.num_attention_heads, "k_proj": shape.kv_heads}
-        if self.compute_dtype == torch.bfloat16:  # the file's blocks are other weights than these
-            mode, source = "bf16" if mode == "auto" else mode, Path()
-        input_kind = Kind.BF16 if self.compute_dtype == torch.bfloat16 else Kind.F32
-        storage = Storage(mode, source if source.is_file() else None, self.num_layers, heads, input_kind)
+        storage = Storage(mode, source, self.num_layers, heads, Kind.BF16 if rounded else Kind.F32)
         layers = [_pack_layer(storage, f"model.layers.{i}", layer) for i, layer in enumerate(decoder.layers)]
         embed, head = decoder.embed_tokens, model.get_output_embeddings()
         tied = head.weight.data_ptr() == embed.weight.data_ptr() and head.bias is None
