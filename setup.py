@@ -34,7 +34,10 @@ class BuildWithLibrary(build_py):
         folder = Path(self.build_lib) / NATIVE
         for stale in folder.glob("*.so"):
             stale.unlink()
-        compiler.compile_library(found, folder / f"{compiler.source_key()}.so", announce)
+        try:
+            compiler.compile_library(found, folder / f"{compiler.source_key()}.so", announce)
+        except compiler.CompilationFailed as error:
+            raise SystemExit(f"error: the native tier {error}") from error
 
 
 class PlatformDistribution(Distribution):

@@ -1,13 +1,14 @@
 // Products whose inputs are rounded to bfloat16, as a model in bfloat16 asks for.
 //
 // A product of two bfloat16 is exact in float32, so the sums are gemm.cpp's chains of fused multiply-adds over rounded
-// inputs: the same bits at any width. vdpbf16ps takes two links at a time: its lanes hold the bfloat16 of two inputs, and
-// it adds first the upper, then the lower product, each rounded to nearest even. So the first input of a pair stands
-// above the second, here and in StoreBF16, and the result has the bits of two multiply-adds, but for numbers below
-// 2^-126, which vdpbf16ps takes for zero. Other instruction sets, and matrices stored otherwise, go through gemm.cpp.
+// inputs: the same bits at any width. vdpbf16ps takes two links at a time: its lanes hold the bfloat16 of two inputs,
+// and it adds first the upper, then the lower product, each rounded to nearest even. So the first input of a pair
+// stands above the second, here and in StoreBF16, and the result has the bits of two multiply-adds, but for numbers
+// below 2^-126, which vdpbf16ps takes for zero. Other instruction sets, and matrices stored otherwise, go through
+// gemm.cpp.
 //
-// Blocking. Tiles of tokens x panels as in gemm.cpp, with nothing to unpack, so that one tile serves any number of inputs:
-// a panel's weights and a tile's inputs stay in the L2 cache, and the loads keep up.
+// Blocking. Tiles of tokens x panels as in gemm.cpp. There is nothing to unpack, so a tile goes over all inputs at once:
+// a panel's weights and a tile's inputs stay in the L2 cache, which keeps up with the products.
 #include "bfloat16.h"
 
 #include <array>

@@ -3,10 +3,10 @@
 //
 // Every floating-point result is one fixed sequence of operations, whatever the number of tokens and threads and
 // whatever the instruction set: that is what makes speculative decoding bit-for-bit plain decoding. Contraction is
-// off, and `fma` (vectors.h) is the only fused operation.
+// off; `fma` (vectors.h) and bfloat16.cpp's products are the only fused operations.
 //
-// All sources but library.cpp are compiled once for each instruction set, with PACELINE_ISA as the namespace of all they
-// define; library.cpp chooses among them when the library is loaded.
+// All sources but library.cpp are compiled once for each instruction set, with PACELINE_ISA as the namespace of all that
+// they define; library.cpp chooses among them when the library is loaded.
 #pragma once
 
 #include <cstddef>
