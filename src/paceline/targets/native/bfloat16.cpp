@@ -7,7 +7,7 @@
 // below 2^-126, which vdpbf16ps takes for zero. Other instruction sets, and matrices stored otherwise, go through
 // gemm.cpp.
 //
-// Blocking. Tiles of tokens x panels as in gemm.cpp. There is nothing to unpack, so a tile goes over all inputs at once:
+// Blocking. Tiles of tokens x panels as in gemm.cpp. Nothing is to be unpacked, so a tile goes over all inputs at once:
 // a panel's weights and a tile's inputs stay in the L2 cache, which keeps up with the products.
 #include "bfloat16.h"
 
