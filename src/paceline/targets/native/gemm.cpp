@@ -65,7 +65,9 @@ class Product {
     Product(const Matrix& w, const float* x, int ldx, int tokens)
         : format_(&format(w.kind)), x_(x), panel_bytes_(panel_bytes(w)), ldx_(ldx), inputs_(round_up(w.inputs, BLOCK)),
           fused_(tokens <= TILING.fused), pairs_(in_pairs(w)) {
-        together = pairs_ ? dot_panels(Cut(tokens, SLAB).largest()) : fused_ ? TILING.panels[Cut(tokens, TILING.largest()).largest()] : TILING.together;
+        together = pairs_   ? dot_panels(Cut(tokens, SLAB).largest())
+                   : fused_ ? TILING.panels[Cut(tokens, TILING.largest()).largest()]
+                            : TILING.together;
     }
 
     int together;  // panels of a job
