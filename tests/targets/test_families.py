@@ -15,6 +15,7 @@ from paceline.drafting.tree import TokenTree, tree_span
 from paceline.targets.families import run_sublayers
 from paceline.targets.span import Span
 from paceline.targets.target import BlockTarget, Target, WholeTarget, as_target
+from tiny_families import VARIANTS, tiny
 
 VOCAB, CONTEXT = 64, 64
 COMMON = {"vocab_size": VOCAB, "initializer_range": 0.3}
@@ -57,12 +58,14 @@ BLOCKS: dict[str, tuple[type, type, dict[str, object]]] = {
 WHOLE: dict[str, tuple[type, type, dict[str, object]]] = {
     "gpt2": (hf.GPT2LMHeadModel, hf.GPT2Config, GPT2),
     "opt": (hf.OPTForCausalLM, hf.OPTConfig, OPT),
-    "gemma": (hf.GemmaForCausalLM, hf.GemmaConfig, {**GQA, "head_dim": 12}),
-    "phi": (hf.PhiForCausalLM, hf.PhiConfig, SIZES),
+    "persimmon": (hf.PersimmonForCausalLM, hf.PersimmonConfig, SIZES),
 }
+MORE = {variant: VARIANTS[variant] for variant in VARIANTS if variant not in ("llama", "gpt_neox")}
 
 
 def make(family: str, attention: str = "sdpa") -> hf.PreTrainedModel:
+    if family in MORE:
+        return tiny(family, attention, vocab_size=VOCAB, max_position_embeddings=CONTEXT).double()
     model, config, fields = (BLOCKS | WHOLE)[family]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -186,8 +189,17 @@ def test_taps(target: Target) -> None:
     assert target.prefill([], target.new_cache(1, 10), [1])[1].shape == (0, want[1].shape[-1])
 
 
-@pytest.mark.parametrize("family", BLOCKS)
+@pytest.mark.parametrize("family", MORE)
+def test_the_families_of_the_table(family: str) -> None:
+    target = as_target(make(family))
+    assert isinstance(target, BlockTarget)
+    test_single_pass(target)
+    test_ragged_trees(target)
+    test_taps(target)
+
+
 class TestBlocks:
+    @pytest.mark.parametrize("family", BLOCKS)
     @torch.inference_mode()
     def test_blocks_one_by_one(self, family: str) -> None:
         target = as_target(make(family))
@@ -199,6 +211,7 @@ class TestBlocks:
         hidden = target.layers(hidden, span, cache, 1, target.num_layers)
         close(target.head(hidden)[0], reference(target, ids[0].tolist()))
 
+    @pytest.mark.parametrize("family", BLOCKS)
     @torch.inference_mode()
     def test_last_tap_enters_the_head(self, family: str) -> None:
         target = as_target(make(family))
@@ -207,6 +220,7 @@ class TestBlocks:
         out = target.forward(span, cache, [target.num_layers])
         close(target.head(out.taps[target.num_layers]), out.logits)
 
+    @pytest.mark.parametrize("family", BLOCKS)
     @torch.inference_mode()
     def test_eager_attention(self, family: str) -> None:
         """Unlike SDPA it sees everything when it gets no mask."""
@@ -219,6 +233,7 @@ class TestBlocks:
             reference(target, ids)[8:],
         )
 
+    @pytest.mark.parametrize("family", [*BLOCKS, *MORE])
     @torch.inference_mode()
     def test_sublayers_apart(self, family: str) -> None:
         """With both sublayers it is the layer; with neither the identity; with one, the other's part is missing."""
@@ -240,11 +255,12 @@ class TestBlocks:
         close(parts(True, True), whole)
         assert torch.equal(parts(False, False), hidden)
         attended = parts(True, False)
-        if getattr(layer, "use_parallel_residual", False):
+        if target.family.is_parallel(target.config):
             close(attended + parts(False, True) - hidden, whole)
         else:
             close(run_sublayers(target.family, layer, attended, False, True, **arguments), whole)
 
+    @pytest.mark.parametrize("family", [*BLOCKS, *MORE])
     @torch.inference_mode()
     def test_skipping(self, family: str) -> None:
         """`layers(skip=...)` is those layers without those sublayers; nothing is written for a skipped attention."""

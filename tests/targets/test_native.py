@@ -23,6 +23,7 @@ from paceline.targets.native.linear import RoundedLinear
 from paceline.targets.native.model import NativeModel, Sizes
 from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import Kind, Packed, Rows
+from paceline.targets.parts import Norm
 from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
 from targets.test_families import bushy
@@ -294,7 +295,7 @@ def head(rows: Rows) -> NativeModel:
     """A model that is a head alone."""
     packed = Packed(rows.kind, rows.inputs, [len(rows.data)])
     packed.write(rows.data, packed.places(0))
-    return NativeModel(Sizes(rows.inputs, 1, 1, 2, 1, 1e-6, 1.0), [], torch.ones(rows.inputs), packed)
+    return NativeModel(Sizes(rows.inputs), [], Norm(torch.ones(rows.inputs), None, 1e-6), packed)
 
 
 @pytest.mark.parametrize("inputs", [32, 608])
@@ -381,9 +382,9 @@ def test_storage_that_cannot_be(tmp_path: Path) -> None:
 def test_unsupported_models() -> None:
     for model, words in (
         (small_llama(), "float64"),
-        (small_llama(hidden_act="gelu").float(), "gelu"),
+        (small_llama(hidden_act="relu6").float(), "relu6"),
         (small_llama(head_dim=258).float(), "258"),
-        (hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1)), "neox"),
+        (hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_head=4, n_layer=1)), "gpt2"),
     ):
         with pytest.raises(UnsupportedModel, match=words):
             NativeTarget(model)

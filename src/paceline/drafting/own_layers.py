@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from paceline.targets import make_target
+from paceline.targets.families import FAMILIES
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack
 from paceline.targets.target import Target
 
@@ -22,10 +23,11 @@ _LEFT_OUT = (
 
 
 def layers_config(config: PretrainedConfig, layers: int) -> dict[str, Any]:
-    """The target's configuration with another number of layers."""
+    """The target's configuration with another number of layers, and nothing done before or behind them."""
     kept = {key: value for key, value in config.to_diff_dict().items() if key not in _LEFT_OUT}
     if "layer_types" in kept:
         kept["layer_types"] = kept["layer_types"][:1] * layers  # all alike: other models are refused
+    kept |= FAMILIES[config.model_type].of_layers()
     return kept | {"num_hidden_layers": layers, "tie_word_embeddings": False}
 
 

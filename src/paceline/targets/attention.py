@@ -44,10 +44,11 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     QUERY_NORM,
     KEY_NORM,  # [head_dim] or 0
     HEAD_EPS,  # bits of a float
+    SCORE_SCALE,  # bits of a float
     SCRATCH,  # [threads, TILE * group, longest]
     LONGEST,  # most keys any token sees
     ATTEND_FIELDS,
-) = range(26)
+) = range(27)
 
 
 @njit(**FAST)
@@ -57,7 +58,7 @@ def _rotate_and_store(t: Integers, token: int) -> None:
     slot = carray(integers(t[STARTS]), t[BATCH])[row] + t[OFFSET] + node
     at = 4 * half * carray(integers(t[POSITIONS]), token + 1)[token]
     cos, sin = carray(floats(t[COS] + at), half), carray(floats(t[SIN] + at), half)
-    scaling = np.float32(1) / math.sqrt(np.float32(size))
+    scaling = real(t[SCORE_SCALE])
     qkv = carray(floats(t[QKV] + 4 * token * (heads + 2 * kv_heads) * size), (heads + 2 * kv_heads, size))
     for head in range(heads + 2 * kv_heads):
         x = qkv[head]

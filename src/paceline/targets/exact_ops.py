@@ -16,7 +16,8 @@ from paceline.targets.kernels import add_norm, gelu, silu_gate
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
-    from paceline.targets.fused import FusedLayer, Norm, Shape
+    from paceline.targets.fused import FusedLayer, Shape
+    from paceline.targets.parts import Norm
     from paceline.targets.rope import RopeTables
     from paceline.targets.span import Span
 
@@ -47,6 +48,7 @@ class ExactPlan:
             shape.head_dim,
         )
         table[fields.ROTARY], table[fields.LONGEST] = rope.size, longest
+        table[fields.SCORE_SCALE] = _bits(shape.score_scale)
         table[fields.COS], table[fields.SIN], table[fields.SCRATCH] = _addresses(rope.cos, rope.sin, scratch)
         table[fields.STARTS], table[fields.POSITIONS] = starts.ctypes.data, positions.ctypes.data
         table[fields.COUNTS] = counts.ctypes.data

@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 import ctypes
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.errors import ModelError, UnsupportedModel
-from paceline.targets.families import FAMILIES, LLAMA
+from paceline.errors import ModelError
 from paceline.targets.linear import PackedLinear, PackedRows, PlainLinear
-from paceline.targets.plain_weights import check_plain
+from paceline.targets.parts import LayerParts, ModelParts, Modules, Norm, check_described, refuse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,24 +26,17 @@ MakeLinear = Callable[[Tensor, Tensor | None], Linear]
 
 
 @dataclass
-class Norm:
-    """An RMS norm, or a layer norm where there is a bias."""
-
-    weight: Float[Tensor, " size"]
-    bias: Float[Tensor, " size"] | None
-    eps: float
-
-
-@dataclass
 class FusedLayer:
-    attention_norm: Norm | None  # None, here and below: what would be normed is read as it is
+    attention_norm: Norm | None  # None, here and below: what would be normed is taken as it is
     qkv: Linear  # rows: the heads' queries, then keys, then values
     query_norm: Norm | None  # of each head
     key_norm: Norm | None
     out: Linear
+    attention_post_norm: Norm | None
     mlp_norm: Norm | None
     up: Linear  # the gate's rows, then the others, where the MLP is gated
     down: Linear
+    mlp_post_norm: Norm | None
 
 
 @dataclass
@@ -58,6 +49,8 @@ class Shape:
     head_dim: int
     gated: bool  # silu(gate) * up; otherwise gelu(up)
     parallel: bool  # attention and MLP both read the layer's input
+    score_scale: float
+    residual_scale: float  # of what attention and MLP add
 
 
 @dataclass
@@ -68,6 +61,7 @@ class Weights:
     norm: Norm | None
     head: Linear
     rotary: nn.Module
+    adjust: Callable[[Tensor], Tensor]  # what the output matrix gives becomes logits
 
     @property
     def linears(self) -> list[Linear]:
@@ -76,18 +70,23 @@ class Weights:
 
 def check(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel, saying why, unless `absorb` can take this model over."""
-    config = model.config.get_text_config()
-    family, activation = FAMILIES.get(config.model_type), getattr(config, "hidden_act", None)
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    reasons = {
-        f"models of type {config.model_type}": family is None,
-        f"activation {activation}": activation != ("silu" if family is LLAMA else "gelu"),
-        f"rotary embeddings of type {rope}": "dynamic" in rope or rope == "longrope",  # change with the length
-    }
-    for reason, found in reasons.items():
-        if found:
-            raise UnsupportedModel(f"the torch tier does not support {reason}: use the reference tier")
-    check_plain(model)
+    check_described(model, "torch")
+    parts = ModelParts(model)
+    family, config, layers = parts.family, parts.config, range(len(parts.decoder.layers))
+    norms = [norm for index in layers for norm in parts.head_norms(index) if norm]
+    refuse(
+        "torch",
+        {
+            "experts": family.experts,
+            f"activation {getattr(config, family.activation)}": parts.activation
+            != ("silu" if family.gated else "gelu"),
+            "capped attention scores": family.cap(config, family.score_cap),
+            "layers without rotation": not all(map(parts.rotates, layers)),
+            "norms of heads but of each alone, before the rotation and with the same weights": any(
+                family.norms_rotated or norm.centred or norm.weight.shape != (parts.head_dim,) for norm in norms
+            ),
+        },
+    )
 
 
 @torch.no_grad()
@@ -96,86 +95,68 @@ def absorb(model: PreTrainedModel, linear: MakeLinear) -> Weights:
 
     The model keeps its configuration; its forward and generate raise ModelError from now on.
     """
-    config = model.config.get_text_config()
-    family = FAMILIES[config.model_type]
-    decoder: Any = getattr(model, family.decoder)
-    inputs: Any = model.get_input_embeddings()
-    outputs: Any = model.get_output_embeddings()
-    fuse = _llama_layer if family is LLAMA else _neox_layer
-
-    head = linear(outputs.weight.detach(), outputs.bias)
+    parts = ModelParts(model)
+    config, family, inputs, outputs = parts.config, parts.family, parts.inputs, parts.outputs
+    head, scale = linear(outputs.weight.detach(), outputs.bias), parts.embedding_factor
     embed = _embedding(inputs.weight.detach(), head, tied=inputs.weight is outputs.weight)
+    last = _norm(parts.norm, model.dtype)
     _replaced(outputs.weight, head)
     outputs.to("meta")
     if isinstance(embed, PackedRows):
         inputs.to("meta")
     layers = []
-    for layer in decoder.layers:
-        layers.append(fuse(layer, linear))
-        layer.to("meta")
-    heads = config.num_attention_heads
+    for index in range(config.num_hidden_layers):
+        layers.append(_fused_layer(parts.layer(index), linear, model.dtype))
+        if family.by_head or family.interleaved:  # their rows were put into another order first
+            for name in family.qkv:
+                _replaced(getattr(getattr(parts.decoder.layers[index], family.attention), name).weight, layers[-1].qkv)
+        parts.decoder.layers[index].to("meta")
     shape = Shape(
         hidden=config.hidden_size,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        gated=family is LLAMA,
-        parallel=family.parallel_residual and config.use_parallel_residual,
+        heads=parts.heads,
+        kv_heads=parts.kv_heads,
+        head_dim=parts.head_dim,
+        gated=family.gated,
+        parallel=parts.parallel,
+        score_scale=parts.score_scale,
+        residual_scale=family.number(config, family.residual_scale),
     )
-    rotary = copy.deepcopy(decoder.rotary_emb)
-    weights = Weights(shape, embed, layers, _norm(getattr(decoder, family.norm)), head, rotary)
-    _retire(model, decoder)
+    rotary = copy.deepcopy(parts.decoder.rotary_emb)
+    scaled = embed if scale == 1.0 else lambda ids: embed(ids) * scale
+    weights = Weights(shape, scaled, layers, last, head, rotary, lambda logits: family.adjusted(config, logits))
+    _retire(model, parts.decoder)
     return weights
 
 
-def _llama_layer(layer: Any, linear: MakeLinear) -> FusedLayer:
-    attention, mlp = layer.self_attn, layer.mlp
+def _fused_layer(layer: LayerParts, linear: MakeLinear, dtype: torch.dtype) -> FusedLayer:
+    assert layer.up is not None and layer.down is not None  # noqa: PT018 (`check` has seen to it)
     return FusedLayer(
-        _norm(layer.input_layernorm),
-        _fuse([attention.q_proj, attention.k_proj, attention.v_proj], linear),
-        _norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
-        _norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
-        _fuse([attention.o_proj], linear),
-        _norm(layer.post_attention_layernorm),
-        _fuse([mlp.gate_proj, mlp.up_proj], linear),
-        _fuse([mlp.down_proj], linear),
+        _norm(layer.attention_norm, dtype),
+        _fuse(layer.qkv, linear),
+        _norm(layer.query_norm, dtype),
+        _norm(layer.key_norm, dtype),
+        _fuse(layer.out, linear),
+        _norm(layer.attention_post_norm, dtype),
+        _norm(layer.mlp_norm, dtype),
+        _fuse(layer.up, linear),
+        _fuse(layer.down, linear),
+        _norm(layer.mlp_post_norm, dtype),
     )
 
 
-def _neox_layer(layer: Any, linear: MakeLinear) -> FusedLayer:
-    attention = layer.attention
-
-    def apart(rows: Tensor) -> Tensor:  # [heads, (q, k, v), head_dim] -> [(q, k, v), heads, head_dim]
-        size = attention.head_size
-        return rows.view(-1, 3, size, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
-
-    mixed = attention.query_key_value
-    qkv = linear(apart(mixed.weight.detach()), None if mixed.bias is None else apart(mixed.bias.detach()))
-    _replaced(mixed.weight, qkv)
-    return FusedLayer(
-        _norm(layer.input_layernorm),
-        qkv,
-        None,
-        None,
-        _fuse([attention.dense], linear),
-        _norm(layer.post_attention_layernorm),
-        _fuse([layer.mlp.dense_h_to_4h], linear),
-        _fuse([layer.mlp.dense_4h_to_h], linear),
-    )
-
-
-def _norm(module: Any) -> Norm | None:
-    if isinstance(module, nn.Identity):
+def _norm(norm: Norm | None, dtype: torch.dtype) -> Norm | None:
+    if norm is None:
         return None
-    bias = getattr(module, "bias", None)
-    eps = module.eps if bias is not None else module.variance_epsilon
-    return Norm(module.weight.detach(), None if bias is None else bias.detach(), eps)
+    weight = norm.weight.to(dtype)
+    bias = torch.zeros_like(weight) if norm.centred and norm.bias is None else norm.bias
+    return Norm(weight, bias, norm.eps, norm.centred)
 
 
-def _fuse(parts: Sequence[Any], linear: MakeLinear) -> Linear:
+def _fuse(modules: Modules, linear: MakeLinear) -> Linear:
     def joined(tensors: list[Tensor]) -> Tensor:
         return tensors[0].detach() if len(tensors) == 1 else torch.cat(tensors).detach()
 
+    parts = list(modules.values())
     bias = None if parts[0].bias is None else joined([part.bias for part in parts])
     made = linear(joined([part.weight for part in parts]), bias)
     for part in parts:

@@ -10,7 +10,8 @@ from torch.nn import functional
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
-    from paceline.targets.fused import FusedLayer, Norm, Shape
+    from paceline.targets.fused import FusedLayer, Shape
+    from paceline.targets.parts import Norm
     from paceline.targets.rope import RopeTables
     from paceline.targets.span import Span
 
@@ -45,7 +46,7 @@ class PlainOps:
         if norm is None:
             return hidden
         size = (hidden.shape[-1],)
-        if norm.bias is None:
+        if not norm.centred:
             return functional.rms_norm(hidden, size, norm.weight, norm.eps)
         return functional.layer_norm(hidden, size, norm.weight, norm.bias, norm.eps)
 
@@ -59,7 +60,7 @@ class PlainOps:
         keys, values = cache.write(index, plan.span, keys, values)
         # The heads that share keys become rows of one head: no backend then has to repeat the keys.
         rows = queries.reshape(batch, shape.kv_heads, -1, shape.head_dim)
-        out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=plan.mask)
+        out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=plan.mask, scale=shape.score_scale)
         return out.view(batch, shape.heads, width, -1).transpose(1, 2).reshape(batch * width, -1)
 
     def activate(self, up: Tensor) -> Tensor:

@@ -66,18 +66,25 @@ def _changed(model: PreTrainedModel) -> str:
     decoder: Any = getattr(model, family.decoder)
     if len({id(layer) for layer in decoder.layers}) != count or len(decoder.layers) != count:
         return f"{len(decoder.layers)} layers where the configuration says {count}, or some twice"
-    config.num_hidden_layers, config.vocab_size, config.pad_token_id = 1, 1, None  # as little as there can be
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:1]  # all alike: other models are refused
+    config.vocab_size, config.pad_token_id = 1, None  # as little as there can be
+    if family.uniform:
+        config.num_hidden_layers = 1
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:1]  # all alike: other models are refused
     with torch.device("meta"):
-        fresh: Any = getattr(type(model)(config), family.decoder)
-    pairs = {f"layers.{index}": (layer, fresh.layers[0]) for index, layer in enumerate(decoder.layers)}
+        model_like: Any = type(model)(config)
+    fresh = getattr(model_like, family.decoder)
+    pairs = {
+        f"layers.{index}": (layer, fresh.layers[0 if family.uniform else index])
+        for index, layer in enumerate(decoder.layers)
+    }
     pairs |= {part: (getattr(decoder, part), getattr(fresh, part)) for part in (family.norm, "rotary_emb")}
     for name, (ours, made) in pairs.items():
         if differs := _difference(ours, made):
             return f"{name}: {differs}"
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
-    for part, kinds in ((inputs, (nn.Embedding,)), (outputs, (nn.Linear, nn.Identity))):
+    scaled = type(model_like.get_input_embeddings())  # Gemma's multiply by a factor
+    for part, kinds in ((inputs, (nn.Embedding, scaled)), (outputs, (nn.Linear, nn.Identity))):
         if type(part) not in kinds:
             return f"a {type(part).__name__} for its {kinds[0].__name__}"
     return ""

@@ -26,5 +26,11 @@ class RopeTables:
 
     def _compute(self, positions: int) -> tuple[Tensor, Tensor]:
         at = torch.arange(positions, device=self._like.device)[None]
-        cos, sin = (table[0, :, : table.shape[2] // 2].contiguous() for table in self._rotary(self._like, at))
+        cos, sin = (_half(table[0]).to(self._like.dtype) for table in self._rotary(self._like, at))
         return cos, sin
+
+
+def _half(table: Tensor) -> Tensor:
+    """Some families repeat the angles as a whole, Cohere's one by one."""
+    half = table[:, : table.shape[1] // 2]
+    return (half if torch.equal(half, table[:, half.shape[1] :]) else table[:, ::2]).contiguous()

@@ -187,7 +187,8 @@ class BlockTarget(Target):
 
     def embed(self, span: Span) -> Tensor:
         embedded: Tensor = getattr(self.decoder, self.family.embed)(span.ids)
-        return embedded
+        scale = self.family.number(self.config, self.family.embedding_scale)
+        return embedded if scale == 1.0 else embedded * scale
 
     def layers(
         self,
@@ -220,8 +221,7 @@ class BlockTarget(Target):
         return features
 
     def logits(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.output(features)
-        return logits
+        return self.family.adjusted(self.config, self.output(features))
 
 
 class WholeTarget(Target):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TIERS = {
     "reference": "paceline.targets.target:as_target",  # Hugging Face's modules as they are
     "torch": "paceline.targets.torch_tier:make_torch_target",  # fused, prepacked, width-independent on CPU in float32
-    "native": "paceline.targets.native:NativeTarget",  # C++ for the Llama family on CPU, built on first use
+    "native": "paceline.targets.native:NativeTarget",  # C++ for the families of the table on CPU, built on first use
 }
 #: The torch tier's other forms: where exactness is given up (the native tier would gain nothing by it), and on a GPU.
 INEXACT_TORCH = "paceline.targets.torch_tier:make_inexact_torch_target"

@@ -21,7 +21,8 @@ from paceline.targets.target import Target, as_target
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from paceline.targets.fused import FusedLayer, Norm, Shape
+    from paceline.targets.fused import FusedLayer, Shape
+    from paceline.targets.parts import Norm
     from paceline.targets.span import Span
 
 
@@ -42,8 +43,8 @@ class Operations(Protocol):
 
 
 class TorchTarget(Target):
-    """Llama-like and GPT-NeoX models. On CPU in float32 a token's result does not depend on the pass it is part of,
-    to the last bit (`exact`): chunks, trees and batches give what one token at a time gives.
+    """Models of the families that `fused.check` lets through. On CPU in float32 a token's result does not depend on
+    the pass it is part of, to the last bit (`exact`): chunks, trees and batches give what one token at a time gives.
 
     Args:
         exact: False leaves what lies between the matrix products to torch's own operations there, too.
@@ -89,16 +90,27 @@ class TorchTarget(Target):
             attention, mlp = (index, "attention") not in skip, (index, "mlp") not in skip
             if parallel and mlp:
                 entered = ops.norm(flow, delta, layer.mlp_norm)
-                transformed, delta = layer.down(ops.activate(layer.up(entered))), None
+                transformed, delta = self._transform(layer, entered), None
             if attention:
                 entered = ops.norm(flow, delta, layer.attention_norm)
-                delta = layer.out(ops.attend(plan, cache, layer, index, layer.qkv(entered)))
+                attended = layer.out(ops.attend(plan, cache, layer, index, layer.qkv(entered)))
+                delta = self._added(attended, layer.attention_post_norm)
             if parallel and mlp:
                 delta = transformed if delta is None else delta.add_(transformed)
             elif mlp:
                 entered = ops.norm(flow, delta, layer.mlp_norm)
-                delta = layer.down(ops.activate(layer.up(entered)))
+                delta = self._transform(layer, entered)
         return (flow if delta is None else flow.add_(delta)).view(hidden.shape)
+
+    def _transform(self, layer: FusedLayer, entered: Tensor) -> Tensor:
+        return self._added(layer.down(self.ops.activate(layer.up(entered))), layer.mlp_post_norm)
+
+    def _added(self, out: Tensor, post_norm: Norm | None) -> Tensor:
+        """What a sublayer adds, from what its last matrix gives."""
+        if post_norm is not None:
+            out = self.ops.norm(out, None, post_norm)
+        scale = self.weights.shape.residual_scale
+        return out if scale == 1.0 else out.mul_(scale)
 
     def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
@@ -106,7 +118,7 @@ class TorchTarget(Target):
 
     def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         rows = features.reshape(-1, features.shape[-1]).contiguous()
-        logits: Tensor = self.weights.head(rows)
+        logits = self.weights.adjust(self.weights.head(rows))
         return logits.view(*features.shape[:-1], -1)
 
     def _planned(self, span: Span, cache: KVCache) -> Any:

@@ -15,12 +15,9 @@ from transformers import PreTrainedModel
 from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
 from paceline.drafting.own_layers import layers_config, make_layers
 from paceline.errors import require
-from paceline.targets.families import FAMILIES
+from paceline.targets.families import FAMILIES, embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target, as_target
-
-#: Modules whose output a layer adds to what passes by.
-_ADDING = ("self_attn.o_proj", "mlp.down_proj", "attention.dense", "mlp.dense_4h_to_h")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +68,8 @@ class EagleHead(TrainedHead):
         self.lm = make_layers(config.model, 0)
         size, family = self.lm.config.hidden_size, FAMILIES[self.lm.config.model_type]
         self.fc = nn.Linear(2 * size, size, bias=config.bias)
-        self.decoder.layers[0].input_layernorm = nn.Identity()
+        if family.attention_norm:
+            setattr(self.decoder.layers[0], family.attention_norm, nn.Identity())
         setattr(self.decoder, family.norm, nn.Identity())
         self.register_buffer("embedding", None, persistent=False)
         self.register_buffer("matrix", None, persistent=False)
@@ -120,19 +118,19 @@ class EagleHead(TrainedHead):
         # Not from the target's last layers: these make activations of hundreds, and of inputs without a norm still
         # more, so that the first steps of training would undo what `fc` starts with.
         drawn, size = torch.Generator().manual_seed(seed), self.fc.out_features
+        family = FAMILIES[self.lm.config.model_type]
+        adding = (family.out, family.down, "down_proj")  # what a layer adds to what passes by; experts' too
         for name, weight in self.decoder.layers.named_parameters():
             if weight.dim() == 1:
-                weight.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-            elif name.removesuffix(".weight").endswith(_ADDING):
+                weight.fill_(1.0 - family.norm_offset if name.endswith("norm.weight") else 0.0)
+            elif name.removesuffix(".weight").rpartition(".")[2] in adding:
                 weight.zero_()
             else:
-                weight.copy_(torch.randn(weight.shape, generator=drawn) * 0.5 * weight.shape[1] ** -0.5)
+                weight.copy_(torch.randn(weight.shape, generator=drawn) * 0.5 * weight.shape[-1] ** -0.5)
         for weight in self.fc.parameters():
             weight.zero_()
         self.fc.weight[:, size:].copy_(torch.eye(size))
-        inputs: Any = model.get_input_embeddings()
-        outputs: Any = model.get_output_embeddings()
-        self.embedding, matrix = inputs.weight.detach(), outputs.weight.detach()
+        self.embedding, matrix = embedding_matrix(model), output_matrix(model)
         self.matrix = matrix if self.tokens is None else matrix[self.tokens]
 
     @property

@@ -71,7 +71,7 @@ def draft_model(model: PreTrainedModel, head: ExitHead) -> PreTrainedModel:
             state[f"{own}{start + int(layer)}.{rest}"] = weight
         elif name.startswith(f"{family.decoder}."):  # the norm
             state[name] = weight
-    state[f"{outputs}.weight"] = output_matrix(head, target)
+    state[f"{outputs}.weight"] = output_matrix(head, target) / family.logits_factor(config)
     draft.load_state_dict(state, assign=True)
     draft.generation_config = model.generation_config
     return draft

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
 from paceline.drafting.own_layers import layers_config, make_layers
-from paceline.errors import require
-from paceline.targets.families import FAMILIES
+from paceline.errors import UnsupportedModel, require
+from paceline.targets.families import FAMILIES, output_matrix
 from paceline.targets.identity import model_key, probe
 from paceline.targets.target import Target, as_target
 
@@ -112,9 +112,13 @@ class ExitHead(TrainedHead):
         family = FAMILIES[model.config.model_type]
         mine, theirs = self.decoder, getattr(model, family.decoder)
         for ours, layer in zip(mine.layers, theirs.layers[first : first + len(mine.layers)], strict=True):
+            if ours.state_dict().keys() != layer.state_dict().keys():
+                raise UnsupportedModel(
+                    "an exit head cannot start as layers of another kind than the model's first ones"
+                )
             ours.load_state_dict(layer.state_dict())
         getattr(mine, family.norm).load_state_dict(getattr(theirs, family.norm).state_dict())
-        matrix = model.get_output_embeddings().weight
+        matrix = output_matrix(model)
         self.set_output(matrix if self.tokens is None else matrix[self.tokens])
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, output_rows, with_blocks
 from paceline.errors import require
+from paceline.targets.families import output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target, as_target
 
@@ -114,7 +115,7 @@ class MedusaHead(TrainedHead):
             target=name or model_key(target),
         )
         head = cls(config, probe_features(target), chosen).place(model.device, model.dtype)
-        matrix = model.get_output_embeddings().weight.detach()
+        matrix = output_matrix(model)
         head.set_output(matrix if chosen is None else matrix[chosen.to(matrix.device)])
         return head
 

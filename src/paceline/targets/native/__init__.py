@@ -1,4 +1,4 @@
-"""The native tier: a target pass in C++ for the Llama family on CPU."""
+"""The native tier: a target pass in C++ on the CPU."""
 
 from paceline.targets.native.build import available, instruction_set
 from paceline.targets.native.target import NativeTarget, check_model

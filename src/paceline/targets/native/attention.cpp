@@ -120,7 +120,7 @@ class Attention {
             fill(group, t, from, common, own);
             score_all(group, query, heads.count, common, own);
             for (int h = 0; h < heads.count; h++)
-                soften(group.score[query + h], own, model_.scale, part(t).m[h], part(t).s[h]);
+                weights(group.score[query + h], own, part(t).m[h], part(t).s[h]);
         }
         weigh_all(group, 0, count, 0, common);
         for (int i = 0; i < active; i++) {
@@ -128,6 +128,11 @@ class Attention {
             fill(group, t, from, common, own);
             weigh_all(group, i * heads.count, heads.count, common, own);
         }
+    }
+
+    void weights(float* scores, int count, float& m, float& s) const {
+        if (model_.score_cap) cap_scores(scores, count, model_.scale, model_.score_cap);
+        soften(scores, count, model_.score_cap ? 1.0f : model_.scale, m, s);
     }
 
     void fill(Group& group, int t, int from, int first, int last) const {

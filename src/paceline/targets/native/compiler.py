@@ -19,10 +19,13 @@ Stage = Callable[[str, int], Callable[[int], object]]
 
 SOURCES = Path(__file__).parent
 # Compiled for every instruction set, those that take longest last; and once for any machine.
-KERNELS = ("roofline.cpp", "pass.cpp", "gemm.cpp", "attention.cpp", "bfloat16.cpp", "formats.cpp", "formats_k.cpp")
+KERNELS = (
+    *("roofline.cpp", "pass.cpp", "experts.cpp", "rows.cpp"),
+    *("gemm.cpp", "attention.cpp", "bfloat16.cpp", "formats.cpp", "formats_k.cpp"),
+)
 COMMON = "library.cpp"
 HEADERS = (
-    *("native.h", "kernels.h", "vectors.h", "team.h", "attention.h", "bfloat16.h"),
+    *("native.h", "kernels.h", "vectors.h", "team.h", "attention.h", "activations.h", "bfloat16.h"),
     *("formats.h", "kernel.h", "tiles.h", "storage.h", "storage_k.h", "digits.h"),
 )
 # No contraction: a product and a sum are fused where the source says so and nowhere else (see native.h).

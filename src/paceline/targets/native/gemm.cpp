@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 
+#include "activations.h"
 #include "bfloat16.h"
 #include "kernel.h"
 #include "kernels.h"
@@ -23,11 +24,6 @@ template <int P>
 constexpr Column on_floats = []<size_t... I>(std::index_sequence<I...>) {
     return Column{nullptr, kernel<StoreF32, I + 1, P>...};
 }(std::make_index_sequence<TILING.tokens>());
-
-template <class V>
-inline V silu(V x) {
-    return x / (splat<V>(1.0f) + exp(-x));
-}
 
 // One token's 16 sums of panel `panel` to where they belong.
 void finish(const Matrix& w, int panel, const float* acc, float* y, Epilogue epilogue) {
@@ -200,6 +196,13 @@ class Jobs {
 void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue) {
     const Jobs jobs(w, x, ldx, tokens, y, ldy, epilogue);
     team.each(jobs.count, 1, [&](int job, int next) { jobs.run(job, next); });
+}
+
+void gemm_share(const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue, int share,
+                int shares) {
+    const Jobs jobs(w, x, ldx, tokens, y, ldy, epilogue);
+    const int last = (int64_t)jobs.count * (share + 1) / shares;
+    for (int job = (int64_t)jobs.count * share / shares; job < last; job++) jobs.run(job, job + 1);
 }
 
 size_t packed_bytes(const Matrix& w) { return panels_of(w) * panel_bytes(w); }

@@ -8,14 +8,34 @@ namespace paceline::PACELINE_ISA {
 
 enum Epilogue { STORE, ADD, SWIGLU };
 
-// Called by all threads of a team alike.
+// Called by all threads of a team alike: gemm.cpp,
 void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue);
 // In place, where w.input_kind asks for it: before gemm, once for all that reads these inputs.
 void round_inputs(Team& team, const Matrix& w, float* x, int ldx, int tokens);
+// attention.cpp,
 void attention(Team& team, const Model& model, const Pass& pass, int layer, const float* q, int ldq, float* out,
                int ldo, float* parts);
+// rows.cpp: y = norm(x) for every row; hidden += scale * norm(x), which overwrites x;
+void norm_rows(Team& team, const Norm& norm, const float* x, int ldx, int tokens, int size, float* y, int ldy);
+void add_rows(Team& team, const Norm& norm, float scale, float* x, int ldx, int tokens, int size, float* hidden);
+// the MLP's activation, of `wide` rows as the first matrix stores them;
+void activate_rows(Team& team, const Model& model, const float* wide, int ldw, int tokens, int inner, float* y, int ldy);
+// norms of heads and rotation: queries stay in `qkv`, keys and values go to the cache;
+void place_heads(Team& team, const Model& model, const Layer& layer, const Pass& pass, int index, float* qkv, int ldq);
+// logits, times `scale`, then cap * tanh(logit / cap) if there is a cap.
+void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float* logits);
+// experts.cpp: x becomes the sum of what its experts make of it, and of the shared MLP's, of which `inner` is what
+// enters the second matrix.
+void experts(Team& team, const Model& model, const Layer& layer, int tokens, const float* inner, int ldi,
+             float* workspace, float* x, int ldx);
+
+// One share out of `shares` of a product's outputs, for jobs of a step: `gemm` by one thread.
+void gemm_share(const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue, int share,
+                int shares);
+void cap_scores(float* scores, int count, float scale, float cap);  // cap * tanh(scale * score / cap)
 
 size_t attention_floats(const Model& model, const Pass& pass);
+size_t experts_floats(const Model& model, int tokens);
 size_t packed_bytes(const Matrix& w);
 void pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);  // floats or GGUF blocks
 void unpack_row(const Matrix& w, int output, float* to);

@@ -18,7 +18,7 @@ class RoundedLinear:
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None) -> None:
         packed = Storage("rounded", None, 0, {}).pack({"linear": linear_module(weight, bias)})
         self.bytes = packed.bytes
-        self._model = NativeModel(Sizes(weight.shape[1], *[0] * 4, *[0.0] * 2), [], None, packed)
+        self._model = NativeModel(Sizes(weight.shape[1]), [], None, packed)
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         return self._model.head(x.contiguous(), normed=True)

@@ -1,11 +1,11 @@
-"""A Llama-family model packed for the C++ pass, called on tensors. The structures mirror native.h."""
+"""A model packed for the C++ pass, called on tensors. The structures mirror native.h."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from typing import NamedTuple
+from dataclasses import astuple, dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,21 +15,78 @@ from torch import Tensor
 from paceline.targets.native.build import library
 from paceline.targets.native.weights import CMatrix, Packed, pointer
 
+if TYPE_CHECKING:
+    from paceline.targets.parts import Norm
+
+
+class CNorm(ctypes.Structure):
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("epsilon", ctypes.c_float),
+        ("centred", ctypes.c_int32),
+    )
+
+
+class CExperts(ctypes.Structure):
+    _fields_ = (
+        ("router", CMatrix),
+        ("gate_up", ctypes.POINTER(CMatrix)),
+        ("down", ctypes.POINTER(CMatrix)),
+        ("shared_gate", CMatrix),
+    )
+
+
+NORMS = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm", "query_norm", "key_norm")
+
 
 class CLayer(ctypes.Structure):
     _fields_ = (
         *((name, CMatrix) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
+        ("experts", CExperts),
+        *((name, CNorm) for name in NORMS),
+        ("rotates", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers of native.h's `Model`, in its order; a linear layer alone has none but `hidden`."""
+
+    hidden: int
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    rotary: int = 0  # dimensions of a head that are rotated
+    inner: int = 0  # of an MLP, at most
+    activation: int = 0  # an index of ACTIVATIONS
+    gated: int = 1
+    parallel: int = 0
+    norm_whole: int = 0
+    norm_each: int = 0
+    norm_rotated: int = 0
+    experts: int = 0
+    chosen: int = 0
+    expert_inner: int = 0
+    normalised: int = 0
+    ragged: int = 0
+    scale: float = 1.0
+    score_cap: float = 0.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2")
+_TYPES: dict[str, Any] = {"int": ctypes.c_int32, "float": ctypes.c_float}
 
 
 class CModel(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "inner", "reserved")),
-        ("epsilon", ctypes.c_float),
-        ("scale", ctypes.c_float),
+        *((number.name, _TYPES[str(number.type)]) for number in fields(Sizes)),
         ("layers", ctypes.POINTER(CLayer)),
-        ("norm", ctypes.c_void_p),
+        ("norm", CNorm),
         ("head", CMatrix),
     )
 
@@ -46,34 +103,60 @@ class CPass(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Sizes:
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    inner: int  # of the MLP
-    epsilon: float  # of the norms
-    scale: float  # of attention scores
+class ExpertWeights:
+    """A layer's mixture of experts; the MLP beside it, if there is one, is all tokens'."""
+
+    router: Packed
+    gate_up: tuple[Packed, ...]  # interleaved
+    down: tuple[Packed, ...]
+    shared_gate: Packed | None
+
+    def matrices(self, chosen: int | None = None) -> tuple[Packed, ...]:
+        """All, or those that one token passes."""
+        gate = [self.shared_gate] if self.shared_gate else []
+        return self.router, *self.gate_up[:chosen], *self.down[:chosen], *gate
+
+    def c(self) -> CExperts:
+        gate_up, down = ((CMatrix * len(some))(*(one.c for one in some)) for some in (self.gate_up, self.down))
+        return CExperts(self.router.c, gate_up, down, _matrix(self.shared_gate))
 
 
 @dataclass(frozen=True)
 class LayerWeights:
     qkv: Packed
     out: Packed
-    gate_up: Packed  # interleaved
-    down: Packed
-    attention_norm: Float[Tensor, " hidden"] | None
-    mlp_norm: Float[Tensor, " hidden"] | None
-    query_norm: Float[Tensor, " head_dim"] | None = None
-    key_norm: Float[Tensor, " head_dim"] | None = None
+    gate_up: Packed | None  # interleaved, where there is a gate; None: there are only experts
+    down: Packed | None
+    attention_norm: Norm | None
+    mlp_norm: Norm | None
+    attention_post_norm: Norm | None = None
+    mlp_post_norm: Norm | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    experts: ExpertWeights | None = None
+    rotates: bool = True
 
-    @property
-    def matrices(self) -> tuple[Packed, ...]:
-        return self.qkv, self.out, self.gate_up, self.down
+    def matrices(self, chosen: int | None = None) -> tuple[Packed, ...]:
+        """All, or those that one token passes."""
+        dense = (self.qkv, self.out, self.gate_up, self.down)
+        return *(matrix for matrix in dense if matrix), *(self.experts.matrices(chosen) if self.experts else ())
 
     def c(self) -> CLayer:
-        norms = (self.attention_norm, self.mlp_norm, self.query_norm, self.key_norm)
-        return CLayer(*(matrix.c for matrix in self.matrices), *map(pointer, norms))
+        return CLayer(
+            *(_matrix(matrix) for matrix in (self.qkv, self.out, self.gate_up, self.down)),
+            self.experts.c() if self.experts else CExperts(),
+            *(_norm(getattr(self, name)) for name in NORMS),
+            self.rotates,
+        )
+
+
+def _matrix(packed: Packed | None) -> CMatrix:
+    return packed.c if packed else CMatrix()
+
+
+def _norm(norm: Norm | None) -> CNorm:
+    """Points into the norm, which is in float32."""
+    return CNorm(pointer(norm.weight), pointer(norm.bias), norm.eps, norm.centred) if norm else CNorm()
 
 
 class Places(NamedTuple):
@@ -94,31 +177,35 @@ class Places(NamedTuple):
 class NativeModel:
     """Not for several threads at once: calls share a workspace."""
 
-    def __init__(
-        self, sizes: Sizes, layers: Sequence[LayerWeights], norm: Float[Tensor, " hidden"] | None, head: Packed
-    ) -> None:
+    def __init__(self, sizes: Sizes, layers: Sequence[LayerWeights], norm: Norm | None, head: Packed) -> None:
         self.sizes = sizes
-        self._keep = (layers, norm, head)  # the C structures point into them
         self._outputs = head.outputs
         self._layers = (CLayer * len(layers))(*(layer.c() for layer in layers))
-        whole, real = astuple(sizes)[:-2], astuple(sizes)[-2:]
+        self._keep = (layers, norm, head)  # the C structures point into them
         self._c, self._without_norm = (
-            ctypes.byref(CModel(*whole, 0, *real, self._layers, at, head.c)) for at in (pointer(norm), None)
+            ctypes.byref(CModel(*astuple(sizes), self._layers, last, head.c)) for last in (_norm(norm), CNorm())
         )
         self._workspace = torch.empty(0)
         self._library = library()
 
     @property
     def matrices(self) -> list[Packed]:
-        """All that a pass reads, each of a chain by itself, the head last."""
+        """All, each of a chain by itself, the head last."""
         layers, _, head = self._keep
-        return [*(part for layer in layers for matrix in layer.matrices for part in matrix.chain), head]
+        return [*(part for layer in layers for matrix in layer.matrices() for part in matrix.chain), head]
+
+    @property
+    def read(self) -> list[Packed]:
+        """What a pass over one token reads: of experts, as many as it chooses."""
+        layers, _, head = self._keep
+        chosen = self.sizes.chosen
+        return [*(part for layer in layers for matrix in layer.matrices(chosen) for part in matrix.chain), head]
 
     def layers(
         self,
         hidden: Float[Tensor, "tokens hidden"],
-        cosine: Float[Tensor, "positions half_head_dim"],
-        sine: Float[Tensor, "positions half_head_dim"],
+        cosine: Float[Tensor, "positions half_rotary"],
+        sine: Float[Tensor, "positions half_rotary"],
         store: Float[Tensor, "layers 2 rows kv_heads capacity head_dim"],
         places: Places,
         start: int,

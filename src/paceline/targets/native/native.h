@@ -30,22 +30,52 @@ struct Matrix {  // y = W x + bias, packed by `pack_row`
     const Matrix* next;  // the outputs that follow, of another kind; or null
 };
 
+enum Activation : int32_t { SILU, GELU, GELU_TANH, RELU_SQUARED };
+
+struct Norm {  // x / rms(x) * weight + bias; centred: the mean is taken off x first
+    const float *weight, *bias;  // weight null: no norm; bias null: none
+    float epsilon;
+    int32_t centred;
+};
+
+struct Experts {  // a mixture of them; its sum is added where an MLP's result would be
+    Matrix router;
+    const Matrix *gate_up, *down;  // of each; null: this layer has none
+    Matrix shared_gate;            // of the MLP that all tokens pass besides; outputs 0: its result counts whole
+};
+
 struct Layer {
-    Matrix qkv, out, gate_up, down;  // gate_up: panels of eight gate rows followed by their eight up rows
-    const float *attention_norm, *mlp_norm, *query_norm, *key_norm;  // any may be null: no norm there
+    Matrix qkv, out;
+    Matrix gate_up, down;  // gated: panels of eight gate rows followed by their eight up rows; outputs 0: no MLP
+    Experts experts;       // if there are any, the MLP is the shared one
+    Norm attention_norm, attention_post_norm, mlp_norm, mlp_post_norm, query_norm, key_norm;
+    int32_t rotates, reserved;
 };
 
 struct Model {
-    int32_t hidden, heads, kv_heads, head_dim, inner, reserved;
-    float epsilon, scale;
+    int32_t hidden, heads, kv_heads, head_dim;
+    int32_t rotary;                // dimensions of a head that are rotated
+    int32_t inner;                 // of an MLP, at most
+    int32_t activation, gated;     // gated: activation(gate) * up
+    int32_t parallel;              // attention and MLP both read the layer's input
+    int32_t norm_whole;            // norms of queries and keys: of all heads together, not of each
+    int32_t norm_each;             // of each, with weights of its own
+    int32_t norm_rotated;          // after the rotation, not before
+    int32_t experts, chosen;       // of a layer; by each token
+    int32_t expert_inner;
+    int32_t normalised;            // the chosen ones' weights sum to 1
+    int32_t ragged;                // some matrix's inputs are not whole blocks
+    float scale, score_cap;        // of attention scores; a cap of 0: none
+    float residual_scale;          // of what attention and MLP add
+    float logit_scale, logit_cap;
     const Layer* layers;
-    const float* norm;  // null: none
+    Norm norm;
     Matrix head;
 };
 
 struct Pass {  // `tokens` new tokens, flat over the rows of the batch
     int32_t tokens, threads;
-    const float *cosine, *sine;  // tables [positions, head_dim / 2]
+    const float *cosine, *sine;  // tables [positions, rotary / 2]
     float* cache;                // [layers, 2, rows, kv_heads, capacity, head_dim] with these strides, in floats:
     int64_t layer_stride, value_stride, row_stride, head_stride;
     const int32_t* position;     // of each token

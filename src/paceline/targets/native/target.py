@@ -1,11 +1,11 @@
-"""The native tier: the Llama family on CPU, by one C++ call per range of layers."""
+"""The native tier: the model families of the table on CPU, by one C++ call per range of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,15 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.errors import UnsupportedModel
 from paceline.targets.cache import CacheShape, KVCache
-from paceline.targets.families import FAMILIES, LLAMA
 from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
-from paceline.targets.native.model import LayerWeights, NativeModel, Places, Sizes
+from paceline.targets.native.model import ACTIVATIONS, ExpertWeights, LayerWeights, NativeModel, Places, Sizes
 from paceline.targets.native.storage import Storage
-from paceline.targets.native.weights import Kind
-from paceline.targets.plain_weights import check_plain
+from paceline.targets.native.weights import BLOCK, Kind
+from paceline.targets.parts import ExpertParts, LayerParts, ModelParts, Norm, check_described, refuse
 from paceline.targets.rope import RopeTables
 from paceline.targets.target import Target, as_target
 
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from paceline.targets.span import Span
 
 MAX_HEAD_DIM = 256  # of attention.cpp
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that depend on the position only
 
 
 class NativeTarget(Target):
@@ -48,7 +45,7 @@ class NativeTarget(Target):
 
     Raises:
         NativeUnavailable: the C++ code cannot be built here.
-        UnsupportedModel: not of the Llama family, or with parts that the pass does not have.
+        UnsupportedModel: not of a known family, or with parts that the pass does not have.
         OptionError: unknown storage, or one that needs a GGUF file.
     """
 
@@ -64,16 +61,19 @@ class NativeTarget(Target):
         library()
         self.dtype = torch.float32
         self.compute_dtype = torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float32
-        attention = model.model.layers[0].self_attn
-        self._shape = CacheShape(self.num_layers, self.config.num_key_value_heads, attention.head_dim)
-        self._rope = RopeTables(model.model.rotary_emb, self.dtype, self.device, self.context)
-        self._norm = _norm(model.model.norm)
-        self.native, self._embedding = self._pack(model, storage)
-        self.weight_bytes = sum(matrix.bytes for matrix in self.native.matrices)
+        parts = ModelParts(model)
+        self._shape = CacheShape(self.num_layers, parts.kv_heads, parts.head_dim)
+        self._rope = RopeTables(parts.decoder.rotary_emb, self.dtype, self.device, self.context)
+        self._scale, self._norm = parts.embedding_factor, _float(parts.norm)
+        self.native, self._embedding = self._pack(parts, storage)
+        self.weight_bytes = sum(matrix.bytes for matrix in self.native.read)
+        if self.native.sizes.experts:
+            self.weight_count = sum(matrix.outputs * matrix.c.inputs for matrix in self.native.read)
 
     # -- the block view --------------------------------------------------------------------------------------------
     def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]:
-        return self._embedding.rows(span.ids.flatten()).view(*span.ids.shape, -1)
+        rows = self._embedding.rows(span.ids.flatten()).view(*span.ids.shape, -1)
+        return rows if self._scale == 1.0 else rows.mul_(self._scale)
 
     def layers(
         self,
@@ -96,9 +96,12 @@ class NativeTarget(Target):
         return hidden
 
     def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
-        if self._norm is None:
+        norm, size = self._norm, (hidden.shape[-1],)
+        if norm is None:
             return hidden
-        return functional.rms_norm(hidden, hidden.shape[-1:], self._norm, self.config.rms_norm_eps)
+        if norm.centred:
+            return functional.layer_norm(hidden, size, norm.weight, norm.bias, norm.eps)
+        return functional.rms_norm(hidden, size, norm.weight, norm.eps)
 
     def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         return self._head(features, normed=True)
@@ -119,69 +122,115 @@ class NativeTarget(Target):
         return KVCache(memory.view(torch.float32).view(size), np.zeros(batch, dtype=np.int64))
 
     # -- from the Hugging Face model -------------------------------------------------------------------------------
-    def _pack(self, model: PreTrainedModel, mode: str) -> tuple[NativeModel, Packed]:
-        config, decoder, shape = self.config, model.model, self._shape
-        rounded, path = self.compute_dtype == torch.bfloat16, Path(config.name_or_path or "?", "source.gguf")
+    def _pack(self, parts: ModelParts, mode: str) -> tuple[NativeModel, Packed]:
+        family, rounded = parts.family, self.compute_dtype == torch.bfloat16
+        path = Path(self.config.name_or_path or "?", "source.gguf")
         source = path if path.is_file() and not rounded else None  # whose blocks are other weights than those rounded
-        heads = {"q_proj": config.num_attention_heads, "k_proj": shape.kv_heads}
+        heads = {"q_proj": parts.heads, "k_proj": parts.kv_heads}
         storage = Storage(mode, source, self.num_layers, heads, Kind.BF16 if rounded else Kind.F32)
-        layers = [_pack_layer(storage, f"model.layers.{i}", layer) for i, layer in enumerate(decoder.layers)]
-        embed, head = decoder.embed_tokens, model.get_output_embeddings()
+        layers = []
+        for index in range(self.num_layers):
+            layers.append(_pack_layer(storage, parts.layer(index), parts.family.gated))
+            _release(parts.decoder.layers[index])
+        embed, head = parts.inputs, parts.outputs
         tied = head.weight.data_ptr() == embed.weight.data_ptr() and head.bias is None
-        embedding = storage.pack({"model.embed_tokens": embed})
+        embedding = storage.pack({f"{family.decoder}.{family.embed}": embed})
         output = embedding if tied else storage.pack({"lm_head": head})
         if tied:
             head.weight = embed.weight  # both empty now
-        sizes = Sizes(
-            config.hidden_size,
-            config.num_attention_heads,
-            shape.kv_heads,
-            shape.head_dim,
-            config.intermediate_size,
-            config.rms_norm_eps,
-            decoder.layers[0].self_attn.scaling,
-        )
+        sizes = _sizes(parts, 2 * self._rope.cos.shape[1], layers)
         return NativeModel(sizes, layers, self._norm, output), embedding
 
 
 def check_model(model: PreTrainedModel) -> None:
     """Raises UnsupportedModel for what this tier, or no tier, runs."""
-    config = model.config.get_text_config()
-    if FAMILIES.get(config.model_type) is not LLAMA:
-        known = ", ".join(kind for kind, family in FAMILIES.items() if family is LLAMA)
-        raise UnsupportedModel(f"the native tier runs {known}, not {config.model_type}")
+    check_described(model, "native")
     as_target(model)  # refuses what no tier supports
-    attention, rope = model.model.layers[0].self_attn, model.model.rotary_emb.rope_type
-    for fits, what in (
-        (config.hidden_act == "silu", f"activation {config.hidden_act}"),
-        (rope in STATIC_ROPE, f"rope type {rope}"),
-        (attention.head_dim <= MAX_HEAD_DIM and attention.head_dim % 2 == 0, f"head size {attention.head_dim}"),
-        (model.device.type == "cpu", f"device {model.device}"),
-        (model.dtype != torch.float64, "float64 (it computes in float32)"),
-    ):
-        if not fits:
-            raise UnsupportedModel(f"the native tier does not support {what}")
-    check_plain(model)
-
-
-def _pack_layer(storage: Storage, name: str, layer: Any) -> LayerWeights:
-    def named(owner: str, *parts: str) -> dict[str, nn.Linear]:
-        return {f"{name}.{owner}.{part}": getattr(getattr(layer, owner), part) for part in parts}
-
-    return LayerWeights(
-        qkv=storage.pack(named("self_attn", "q_proj", "k_proj", "v_proj")),
-        out=storage.pack(named("self_attn", "o_proj")),
-        gate_up=storage.pack(named("mlp", "gate_proj", "up_proj"), interleaved=True),
-        down=storage.pack(named("mlp", "down_proj")),
-        attention_norm=_norm(layer.input_layernorm),
-        mlp_norm=_norm(layer.post_attention_layernorm),
-        query_norm=_norm(getattr(layer.self_attn, "q_norm", None)),
-        key_norm=_norm(getattr(layer.self_attn, "k_norm", None)),
+    parts = ModelParts(model)
+    config, family, size = parts.config, parts.family, parts.head_dim
+    rotary = 2 * parts.decoder.rotary_emb.inv_freq.numel()
+    refuse(
+        "native",
+        {
+            f"head size {size}, of it {rotary} rotated": size > MAX_HEAD_DIM or size % 2 or rotary > size,
+            f"experts with activation {getattr(config, family.activation)}": family.experts
+            and not (family.gated and parts.activation == "silu"),
+            f"device {model.device}": model.device.type != "cpu",
+            "float64 (it computes in float32)": model.dtype == torch.float64,
+        },
     )
 
 
-def _norm(module: Any) -> Float[Tensor, " size"] | None:
-    return None if module is None or isinstance(module, nn.Identity) else module.weight.detach().float()
+def _sizes(parts: ModelParts, rotary: int, layers: Sequence[LayerWeights]) -> Sizes:
+    config, family, any_layer = parts.config, parts.family, layers[0]
+    queries = any_layer.query_norm.weight if any_layer.query_norm else torch.empty(0)
+    moe = next((layer.experts for layer in layers if layer.experts), None)
+    described = family.experts
+    return Sizes(
+        hidden=config.hidden_size,
+        heads=parts.heads,
+        kv_heads=parts.kv_heads,
+        head_dim=parts.head_dim,
+        rotary=rotary,
+        inner=max((layer.down.c.inputs for layer in layers if layer.down), default=0),
+        activation=ACTIVATIONS.index(parts.activation),
+        gated=family.gated,
+        parallel=parts.parallel,
+        norm_whole=queries.dim() == 1 and queries.numel() != parts.head_dim,
+        norm_each=queries.dim() == 2,
+        norm_rotated=family.norms_rotated,
+        experts=len(moe.down) if moe else 0,
+        chosen=config.num_experts_per_tok if moe else 0,
+        expert_inner=moe.down[0].c.inputs if moe else 0,
+        normalised=described is not None and bool(getattr(config, described.normalised or "", True)),
+        ragged=any(matrix.c.inputs % BLOCK for layer in layers for matrix in layer.matrices()),
+        scale=parts.score_scale,
+        score_cap=family.cap(config, family.score_cap) or 0.0,
+        residual_scale=family.number(config, family.residual_scale),
+        logit_scale=family.logits_factor(config),
+        logit_cap=family.cap(config, family.logit_cap) or 0.0,
+    )
+
+
+def _pack_layer(storage: Storage, layer: LayerParts, gated: bool) -> LayerWeights:
+    return LayerWeights(
+        qkv=storage.pack(layer.qkv),
+        out=storage.pack(layer.out),
+        gate_up=storage.pack(layer.up, interleaved=gated) if layer.up else None,
+        down=storage.pack(layer.down) if layer.down else None,
+        attention_norm=_float(layer.attention_norm),
+        mlp_norm=_float(layer.mlp_norm),
+        attention_post_norm=_float(layer.attention_post_norm),
+        mlp_post_norm=_float(layer.mlp_post_norm),
+        query_norm=_float(layer.query_norm),
+        key_norm=_float(layer.key_norm),
+        experts=_pack_experts(storage, layer.experts) if layer.experts else None,
+        rotates=layer.rotates,
+    )
+
+
+def _pack_experts(storage: Storage, experts: ExpertParts) -> ExpertWeights:
+    return ExpertWeights(
+        router=storage.pack(experts.router),
+        gate_up=tuple(storage.pack(modules, interleaved=True) for modules in experts.gate_up),
+        down=tuple(storage.pack(modules) for modules in experts.down),
+        shared_gate=storage.pack(experts.shared_gate) if experts.shared_gate else None,
+    )
+
+
+def _release(layer: nn.Module) -> None:
+    """What was packed: the matrices."""
+    for module in layer.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.dim() > 1:
+                setattr(module, name, nn.Parameter(torch.empty(0), requires_grad=False))
+
+
+def _float(norm: Norm | None) -> Norm | None:
+    if norm is None:
+        return None
+    bias = None if norm.bias is None else norm.bias.float().contiguous()
+    return Norm(norm.weight.float().contiguous(), bias, norm.eps, norm.centred)
 
 
 def places(span: Span, context: int) -> Places:

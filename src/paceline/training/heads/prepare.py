@@ -13,6 +13,7 @@ from torch import nn
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import UnsupportedModel, require
 from paceline.targets import make_target
+from paceline.targets.families import output_matrix
 from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
 from paceline.targets.tokenizers import fingerprint
@@ -83,7 +84,7 @@ def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, p
     home = head.stored_path(target)
     plan.at_home(home)
     head.to(plan.device)
-    matrix = model.get_output_embeddings().weight.detach().to(plan.device, copy=True)
+    matrix = output_matrix(model).to(plan.device, copy=True)
     model = nn.Module.to(cut(model, config.layers), plan.device, dtype)
     loaded = parameters(model) + head.parameter_counts()["total"]
     frozen: HiddenStates

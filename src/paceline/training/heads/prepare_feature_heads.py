@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.heads import TrainedHead, with_blocks
+from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
 from paceline.targets.tokenizers import fingerprint
@@ -114,9 +115,7 @@ def _prepared(
     at_home(home)
     dtype = torch.float32 if device.type == "cpu" else frozen.dtype
     head.to(device)
-    matrix, embeddings = (
-        _rows(part, head, device) for part in (model.get_output_embeddings(), model.get_input_embeddings())
-    )
+    matrix, embeddings = (_rows(part, head, device) for part in (output_matrix(model), embedding_matrix(model)))
     layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), frozen.tokenizer, tier))
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, stored) if config.stored else layers
     fit(head, features, data, data.split(training.held_back)[0])
@@ -131,7 +130,6 @@ def _prepared(
     return PreparedTraining(learner, data, home, settings, loaded, frozen.total)
 
 
-def _rows(part: Any, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:
-    rows: Tensor = part.weight.detach()
+def _rows(rows: Tensor, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:
     rows = rows if head.tokens is None else rows[head.tokens.to(rows.device)]
     return rows.float().to(device, copy=True)

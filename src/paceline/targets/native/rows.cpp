@@ -1,0 +1,151 @@
+// What happens to rows between the matrix products: norms, activations, rotation. Lanes are floats of a row; what sums
+// goes through a row in one order.
+#include <algorithm>
+#include <cmath>
+
+#include "activations.h"
+#include "kernels.h"
+#include "vectors.h"
+
+namespace paceline::PACELINE_ISA {
+namespace {
+
+// The sum of f(x) over a row: four times eight partial sums, then what is left.
+template <class F>
+inline float sum_over(const float* x, int size, F f) {
+    vf sums[4] = {};
+    int d = 0;
+    for (; d + 4 * LANES <= size; d += 4 * LANES)
+        for (int i = 0; i < 4; i++) sums[i] = f(load<vf>(x + d + i * LANES), sums[i]);
+    float total = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; d < size; d++) total += f(splat<vf>(x[d]), vf{})[0];
+    return total;
+}
+
+inline float factor(const float* x, int size, float epsilon) {
+    const float squares = sum_over(x, size, [](vf v, vf sum) { return fma(v, v, sum); });
+    return 1.0f / std::sqrt(squares / size + epsilon);
+}
+
+// HF's order: x * 1/sqrt(mean(x^2) + eps), then times the weight. May work in place.
+void apply(const Norm& norm, const float* x, int size, float* y) {
+    if (norm.centred) {
+        const float mean = sum_over(x, size, [](vf v, vf sum) { return sum + v; }) / size;
+        for (int i = 0; i < size; i++) y[i] = x[i] - mean;
+        x = y;
+    }
+    const float scale = factor(x, size, norm.epsilon);
+    for (int i = 0; i < size; i++) y[i] = norm.weight[i] * (x[i] * scale);
+    if (norm.bias)
+        for (int i = 0; i < size; i++) y[i] += norm.bias[i];
+}
+
+// Rotates one head: HF's rotate_half, dimension i pairs with i + half.
+void rope(const float* head, const float* cosine, const float* sine, int half, float* to) {
+    for (int i = 0; i < half; i++) {
+        const float a = head[i], b = head[i + half];
+        to[i] = a * cosine[i] - b * sine[i];
+        to[i + half] = b * cosine[i] + a * sine[i];
+    }
+}
+
+// The norm of head `head`, where they have weights of their own.
+Norm of_head(const Model& model, Norm norm, int head) {
+    const int from = model.norm_each ? head * model.head_dim : 0;
+    norm.weight += from;
+    if (norm.bias) norm.bias += from;
+    return norm;
+}
+
+}  // namespace
+
+void norm_rows(Team& team, const Norm& norm, const float* x, int ldx, int tokens, int size, float* y, int ldy) {
+    team.each(tokens, 4, [&](int t, int) {
+        const float* from = x + (size_t)t * ldx;
+        if (norm.weight)
+            apply(norm, from, size, y + (size_t)t * ldy);
+        else
+            std::memcpy(y + (size_t)t * ldy, from, sizeof(float) * size);
+    });
+}
+
+void add_rows(Team& team, const Norm& norm, float scale, float* x, int ldx, int tokens, int size, float* hidden) {
+    team.each(tokens, 4, [&](int t, int) {
+        float *from = x + (size_t)t * ldx, *to = hidden + (size_t)t * size;
+        if (norm.weight) apply(norm, from, size, from);
+        for (int i = 0; i < size; i++) to[i] += scale * from[i];
+    });
+}
+
+void activate_rows(Team& team, const Model& model, const float* wide, int ldw, int tokens, int inner, float* y,
+                   int ldy) {
+    with_activation(model.activation, [&](auto act) {
+        team.each(tokens, 1, [&](int t, int) {
+            const float* from = wide + (size_t)t * ldw;
+            float* to = y + (size_t)t * ldy;
+            for (int i = 0; i < inner; i += LANES) {
+                if (model.gated)
+                    store(to + i, act(load<vf>(from + 2 * i)) * load<vf>(from + 2 * i + LANES));
+                else
+                    store(to + i, act(load<vf>(from + i)));
+            }
+        });
+    });
+}
+
+void place_heads(Team& team, const Model& model, const Layer& layer, const Pass& pass, int index, float* qkv, int ldq) {
+    const int dims = model.head_dim, rotated = model.heads + model.kv_heads, all = rotated + model.kv_heads;
+    const int half = model.rotary / 2;
+    const bool whole = layer.query_norm.weight && model.norm_whole;
+    if (whole)
+        team.each(pass.tokens * 2, 1, [&](int i, int) {
+            const bool key = i % 2;
+            float* x = qkv + (size_t)(i / 2) * ldq + (key ? model.heads * dims : 0);
+            apply(key ? layer.key_norm : layer.query_norm, x, (key ? model.kv_heads : model.heads) * dims, x);
+        });
+    team.each(pass.tokens * all, all, [&](int i, int) {
+        const int t = i / all, head = i % all;
+        float* x = qkv + (size_t)t * ldq + head * dims;
+        const bool query = head < model.heads, value = head >= rotated;
+        const int kv = value ? head - rotated : head - model.heads;
+        float* to = query ? x : pass.cache + index * pass.layer_stride + (value ? pass.value_stride : 0) +
+                                    pass.row[t] * pass.row_stride + kv * pass.head_stride +
+                                    (size_t)pass.slot[t] * dims;
+        if (value) {
+            std::memcpy(to, x, sizeof(float) * dims);
+            return;
+        }
+        const Norm norm = of_head(model, query ? layer.query_norm : layer.key_norm, query ? head : kv);
+        const bool normed = norm.weight && !whole;
+        if (normed && !model.norm_rotated) apply(norm, x, dims, x);
+        const size_t angles = (size_t)pass.position[t] * half;
+        const int turned = layer.rotates ? 2 * half : 0;
+        if (turned) rope(x, pass.cosine + angles, pass.sine + angles, half, to);
+        if (to != x) std::memcpy(to + turned, x + turned, sizeof(float) * (dims - turned));
+        if (normed && model.norm_rotated) apply(norm, to, dims, to);
+    });
+}
+
+void cap_scores(float* scores, int count, float scale, float cap) {
+    for (int i = 0; i < count; i += LANES)
+        store(scores + i, tanh(load<vf>(scores + i) * splat<vf>(scale / cap)) * splat<vf>(cap));
+}
+
+void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float* logits) {
+    constexpr int PIECE = 4096;
+    const int pieces = (size + PIECE - 1) / PIECE;
+    team.each(tokens * pieces, 1, [&](int i, int) {
+        float* row = logits + (size_t)(i / pieces) * size;
+        const int end = std::min(size, (i % pieces + 1) * PIECE);
+        for (int d = i % pieces * PIECE; d < end; d += LANES) {
+            const int count = std::min(LANES, end - d);
+            vf v = {};
+            std::memcpy(&v, row + d, sizeof(float) * count);
+            v *= splat<vf>(scale);
+            if (cap) v = tanh(v / splat<vf>(cap)) * splat<vf>(cap);
+            std::memcpy(row + d, &v, sizeof(float) * count);
+        }
+    });
+}
+
+}  // namespace paceline::PACELINE_ISA
