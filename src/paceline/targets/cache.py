@@ -51,6 +51,13 @@ class KVCache:
     def capacity(self) -> int:
         return self.store.shape[4]
 
+    def reserve(self, nodes: int) -> None:
+        """Room behind each row's committed tokens for so many more, which may be taken back: here, all of `capacity`."""
+
+    @property
+    def num_layers(self) -> int:
+        return self.store.shape[0]
+
     def rows(self, start: int, stop: int) -> KVCache:
         """A view of the rows `start .. stop-1`."""
         if (start, stop) == (0, self.batch):
@@ -111,4 +118,4 @@ class CacheWindow(Cache):
         return self.span.end, 0
 
     def __len__(self) -> int:
-        return self.cache.store.shape[0]
+        return self.cache.num_layers

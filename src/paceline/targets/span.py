@@ -30,6 +30,7 @@ class Span:
     offset: int = 0
     depths: Int[Tensor, "batch width"] | None = None  # below the region's first token; None: a chain
     ancestors: Bool[Tensor, "batch width offset+width"] | None = None
+    final: bool = False  # a piece of a prompt, over one row: all of it will be committed
     memo: dict[object, Any] = field(default_factory=dict, repr=False)  # what targets compute once a span
 
     @property

@@ -1,0 +1,118 @@
+"""The reference tier for models without a block view: their whole forward, with our cache, masks and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.errors import UnsupportedModel
+from paceline.targets.base import PassOutput, Target
+from paceline.targets.cache import CacheShape, CacheWindow, KVCache
+from paceline.targets.families import FAMILIES
+from paceline.targets.layered import LayeredCache
+from paceline.targets.layout import is_uniform, read_layout
+from paceline.targets.span import Span
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class WholeTarget(Target):
+    """Any other causal LM, through its whole forward. Construction proves on a few tokens that the model honours
+    our mask, positions and cache, and refuses it otherwise.
+    """
+
+    has_blocks = False
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        super().__init__(model, tokenizer)
+        self.layout = read_layout(model, self.context)
+        self._uniform = is_uniform(self.layout)
+        self._prove_trees()
+
+    def cache_shape(self) -> CacheShape:
+        heads, head_dim = self.layout[0].keys
+        return CacheShape(len(self.layout), heads, head_dim)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        if self._uniform:
+            return super().new_cache(batch, capacity)
+        return LayeredCache.of(self.layout, batch, capacity, self.dtype, self.device)
+
+    def embed(self, span: Span) -> Tensor:
+        raise self._no_blocks()
+
+    def layers(self, *args: object, **kwargs: object) -> Tensor:
+        raise self._no_blocks()
+
+    def features(self, hidden: Tensor) -> Tensor:
+        raise self._no_blocks()
+
+    def logits(self, features: Tensor) -> Tensor:
+        raise self._no_blocks()
+
+    def forward(
+        self,
+        span: Span,
+        cache: KVCache,
+        taps: Collection[int] = (),
+        start: int = 0,
+        hidden: Tensor | None = None,
+        keep: int = 0,
+    ) -> PassOutput:
+        if start or self.num_layers in taps:  # what the model reports last has passed the final norm
+            raise self._no_blocks()
+        out = self.model(
+            input_ids=span.ids,
+            attention_mask=self._mask(span, cache),
+            position_ids=span.positions.clamp(max=self.context - 1),
+            past_key_values=CacheWindow(cache, span),
+            use_cache=True,
+            output_hidden_states=bool(taps),
+            logits_to_keep=keep,
+        )
+        return PassOutput(out.logits, {tap: out.hidden_states[tap] for tap in taps})
+
+    def _mask(self, span: Span, cache: KVCache) -> Tensor | dict[str, Tensor] | None:
+        """Explicit: left out, the model would build one from its own idea of the cache's length. One for each kind of
+        layer, where there are several kinds.
+        """
+        if not isinstance(cache, LayeredCache):
+            return span.mask(self.dtype, explicit=True)
+        masks = cache.masks(span, self.dtype)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _prefill_pass(self, span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
+        return self.forward(span, cache, taps, keep=1).taps
+
+    def _no_blocks(self) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{self.config.model_type} models run through their whole forward only: drafters that need the model's "
+            f"layers one by one, or the input of its final norm, support {', '.join(FAMILIES)}"
+        )
+
+    @torch.inference_mode()
+    def _prove_trees(self) -> None:
+        """A two-branch tree behind a prefix must give what each branch gives alone."""
+        prefix, branches = [1, 2, 3], [[4, 5], [4, 6]]
+        cache = self.new_cache(1, 8)
+        try:
+            self.prefill(prefix, cache)
+            tree = torch.tensor([[4, 5, 6]], device=self.device)
+            ancestors = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], dtype=torch.bool, device=self.device)
+            depths = torch.tensor([[0, 1, 1]], device=self.device)
+            got = self.forward(Span(tree, cache.lengths.copy(), 0, depths, ancestors), cache).logits[0, 1:]
+            want = torch.stack(
+                [self.model(torch.tensor([prefix + branch], device=self.device)).logits[0, -1] for branch in branches]
+            )
+        except Exception as error:
+            raise UnsupportedModel(f"{self.config.model_type} models cannot run token trees: {error}") from error
+        # Tight, since a wrong position changes little over so short a prefix: what rounding explains and no more.
+        rounding = max(torch.finfo(self.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+        if not (got - want).abs().max() <= rounding * (want.max() - want.min()):
+            raise UnsupportedModel(
+                f"{self.config.model_type} models do not honour a tree mask and positions: drafts cannot be verified"
+            )
