@@ -52,6 +52,7 @@ class DraftModel(AutoregressiveDrafter):
         self.cache = self.drafter.new_cache(cache.batch, cache.capacity)
 
     def begin(self, row: Row, hidden: object) -> None:
+        self.cache.reserve(row.policy.limit + 2)  # what a round's draft adds is taken back
         self.cache.lengths[row.slot] = 0
         self._catch_up(row)
 

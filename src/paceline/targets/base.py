@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ContextOverflow
 from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.layered import LayeredCache, Layout
 from paceline.targets.span import Span
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Target(ABC):
     `has_blocks` says whether its parts (`embed` to `head`) work one by one; without them only `forward` does.
     `exact` promises that a token's result has the same bits whatever the width of the pass, so that greedy output is
     plain decoding's bit for bit; `exactness` says in a few words why it does, or does not.
+    `layout` says what each layer keeps, where layers differ; it is empty where one tensor holds all keys and values.
     `weight_count` is the number of weights that every pass multiplies by, `weight_bytes` what they take as stored.
     Hidden states and the cache are of `dtype`; matrix products have the precision of `compute_dtype`.
     Layers are numbered as in the model; "tap i" is the hidden state entering layer i, so tap `num_layers` is the
@@ -45,6 +47,7 @@ class Target(ABC):
     tier = "reference"
     exact = False
     exactness = "the order in which torch's operations sum depends on the width of the pass"
+    layout: Layout = {}  # noqa: RUF012
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         config = model.config.get_text_config()
@@ -140,6 +143,8 @@ class Target(ABC):
     def cache_shape(self) -> CacheShape: ...
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
+        if self.layout:
+            return LayeredCache.of(self.layout, batch, capacity, self.dtype, self.device)
         return KVCache.allocate(self.cache_shape(), batch, capacity, self.dtype, self.device)
 
     @torch.inference_mode()

@@ -52,7 +52,7 @@ class KVCache:
         return self.store.shape[4]
 
     def reserve(self, nodes: int) -> None:
-        """Room behind each row's committed tokens for so many more, which may be taken back: here, all of `capacity`."""
+        """Make room behind each row's committed tokens for so many more, which may be taken back."""
 
     @property
     def num_layers(self) -> int:
@@ -111,8 +111,11 @@ class CacheWindow(Cache):
     ) -> tuple[Tensor, Tensor]:
         return self.cache.write(layer_idx, self.span, key_states, value_states)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return int(self.span.starts.max()) + self.span.offset
+    def get_seq_length(self, layer_idx: int | None = None) -> int | Tensor:  # type: ignore[override]
+        """What is added to 0, 1, ... for positions; in a layer that adds it itself, for each node of a tree its own."""
+        if layer_idx is None or self.span.depths is None:
+            return int(self.span.starts.max()) + self.span.offset
+        return self.span.positions[0] - torch.arange(self.span.width, device=self.span.ids.device)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.span.end, 0

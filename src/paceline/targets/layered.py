@@ -26,6 +26,9 @@ class LayerShape(NamedTuple):
     values: tuple[int, int]
 
 
+Layout = Mapping[int, LayerShape]  # by layer; those that keep nothing are left out
+
+
 class _Rings:
     """Keys and values by layer, `[batch, heads, size, head_dim]` each: what a cache and the views of its rows share.
 
@@ -34,9 +37,7 @@ class _Rings:
     its nodes sees, and what rejected nodes leave behind is out of reach before its slot is taken for a position.
     """
 
-    def __init__(
-        self, layout: Mapping[int, LayerShape], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, layout: Layout, batch: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layout, self.batch, self.capacity = layout, batch, capacity
         self.dtype, self.device = dtype, device
         self.region = REGION
@@ -80,9 +81,7 @@ class LayeredCache(KVCache):
         self._first = {}
 
     @classmethod
-    def of(
-        cls, layout: Mapping[int, LayerShape], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> LayeredCache:
+    def of(cls, layout: Layout, batch: int, capacity: int, dtype: torch.dtype, device: torch.device) -> LayeredCache:
         """A cache of `batch` rows, each of up to `capacity` tokens, for layers by index."""
         return cls(_Rings(layout, batch, capacity, dtype, device), np.zeros(batch, dtype=np.int64))
 

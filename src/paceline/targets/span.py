@@ -69,6 +69,17 @@ class Span:
             None if self.ancestors is None else self.ancestors[:, first:stop, : self.offset + stop],
         )
 
+    def row(self, row: int) -> Span:
+        """One row of it."""
+        rows = slice(row, row + 1)
+        return Span(
+            self.ids[rows],
+            self.starts[rows],
+            self.offset,
+            None if self.depths is None else self.depths[rows],
+            None if self.ancestors is None else self.ancestors[rows],
+        )
+
     def mask(self, dtype: torch.dtype, explicit: bool = False) -> Float[Tensor, "batch 1 width end"] | None:
         """Additive attention mask over the slots `0 .. end-1`. Built once a span.
 

@@ -10,7 +10,7 @@ from paceline.targets.base import PREFILL_CHUNK, PassOutput, Target
 from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES, run_sublayers
 from paceline.targets.layered import LayeredCache
-from paceline.targets.layout import Layout, read_layout, sees_everything
+from paceline.targets.layout import read_layout, sees_everything
 from paceline.targets.whole import WholeTarget
 
 if TYPE_CHECKING:
@@ -32,18 +32,13 @@ class BlockTarget(Target):
         self.output = model.get_output_embeddings()  # by any name: transformers has changed some
         self.eager = model.config._attn_implementation == "eager"  # which knows no causal default
         # Layers that all see everything share one tensor and one mask.
-        self.layout: Layout = {} if sees_everything(model, self.context) else read_layout(model, self.context)
+        self.layout = {} if sees_everything(model, self.context) else read_layout(model, self.context)
 
     def cache_shape(self) -> CacheShape:
         config = self.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return CacheShape(self.num_layers, kv_heads, head_dim)
-
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        if self.layout:
-            return LayeredCache.of(self.layout, batch, capacity, self.dtype, self.device)
-        return super().new_cache(batch, capacity)
 
     def embed(self, span: Span) -> Tensor:
         embedded: Tensor = getattr(self.decoder, self.family.embed)(span.ids)

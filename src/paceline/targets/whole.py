@@ -12,7 +12,7 @@ from paceline.targets.base import PassOutput, Target
 from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES
 from paceline.targets.layered import LayeredCache
-from paceline.targets.layout import is_uniform, read_layout
+from paceline.targets.layout import read_layout, small_windows, uniform_shape
 from paceline.targets.span import Span
 
 if TYPE_CHECKING:
@@ -29,18 +29,21 @@ class WholeTarget(Target):
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         super().__init__(model, tokenizer)
-        self.layout = read_layout(model, self.context)
-        self._uniform = is_uniform(self.layout)
-        self._prove_trees()
+        # Llama 4 counts positions on from the cache's one length, to scale its queries by them.
+        self._row_by_row = bool(getattr(self.config, "attn_temperature_tuning", False))
+        with small_windows(model):
+            self._read_layout()
+            self._prove_trees()
+        self._read_layout()
+
+    def _read_layout(self) -> None:
+        layout = read_layout(self.model, self.context)
+        self._shape = uniform_shape(layout)
+        self.layout = {} if self._shape else layout
 
     def cache_shape(self) -> CacheShape:
-        heads, head_dim = self.layout[0].keys
-        return CacheShape(len(self.layout), heads, head_dim)
-
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        if self._uniform:
-            return super().new_cache(batch, capacity)
-        return LayeredCache.of(self.layout, batch, capacity, self.dtype, self.device)
+        assert self._shape is not None  # asked where there is no layout
+        return self._shape
 
     def embed(self, span: Span) -> Tensor:
         raise self._no_blocks()
@@ -65,6 +68,13 @@ class WholeTarget(Target):
     ) -> PassOutput:
         if start or self.num_layers in taps:  # what the model reports last has passed the final norm
             raise self._no_blocks()
+        if self._row_by_row and span.batch > 1:
+            rows = [self._pass(span.row(row), cache.rows(row, row + 1), taps, keep) for row in range(span.batch)]
+            logits, tapped = zip(*rows, strict=True)
+            return PassOutput(torch.cat(logits), {tap: torch.cat([row[tap] for row in tapped]) for tap in taps})
+        return self._pass(span, cache, taps, keep)
+
+    def _pass(self, span: Span, cache: KVCache, taps: Collection[int], keep: int) -> PassOutput:
         out = self.model(
             input_ids=span.ids,
             attention_mask=self._mask(span, cache),
@@ -97,8 +107,8 @@ class WholeTarget(Target):
     @torch.inference_mode()
     def _prove_trees(self) -> None:
         """A two-branch tree behind a prefix must give what each branch gives alone."""
-        prefix, branches = [1, 2, 3], [[4, 5], [4, 6]]
-        cache = self.new_cache(1, 8)
+        prefix, branches = [1, 2, 3, 1, 2, 3], [[4, 5], [4, 6]]
+        cache = self.new_cache(1, 16)
         try:
             self.prefill(prefix, cache)
             tree = torch.tensor([[4, 5, 6]], device=self.device)

@@ -150,7 +150,8 @@ def check_model(model: PreTrainedModel) -> None:
     if FAMILIES.get(config.model_type) is not LLAMA:
         known = ", ".join(kind for kind, family in FAMILIES.items() if family is LLAMA)
         raise UnsupportedModel(f"the native tier runs {known}, not {config.model_type}")
-    as_target(model)  # refuses what no tier supports
+    if as_target(model).layout:  # which refuses what no tier supports
+        raise UnsupportedModel("the native tier does not support sliding windows: use the reference tier")
     attention, rope = model.model.layers[0].self_attn, model.model.rotary_emb.rope_type
     for fits, what in (
         (config.hidden_act == "silu", f"activation {config.hidden_act}"),
