@@ -270,7 +270,7 @@ class Engine:
         request.joined = time.perf_counter()
         request.slot = len(self._rows)
         own = self._allocated.rows(request.slot, request.slot + 1)
-        own.lengths[0] = 0
+        own.clear()
         # The last prompt token is the first round's root: its pass verifies the first draft as well.
         hidden = self.target.prefill(request.ids[:-1], own, self._taps([request]))
         if request.policy.reads_hidden and len(request.ids) > 1:

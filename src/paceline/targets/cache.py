@@ -51,6 +51,15 @@ class KVCache:
     def capacity(self) -> int:
         return self.store.shape[4]
 
+    def clear(self) -> None:
+        """Forget all tokens of all rows."""
+        self.lengths[:] = 0
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it keeps of tokens."""
+        return [self.store]
+
     def reserve(self, nodes: int) -> None:
         """Make room behind each row's committed tokens for so many more, which may be taken back."""
 

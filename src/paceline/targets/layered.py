@@ -29,7 +29,7 @@ class LayerShape(NamedTuple):
 Layout = Mapping[int, LayerShape]  # by layer; those that keep nothing are left out
 
 
-class _Rings:
+class Rings:
     """Keys and values by layer, `[batch, heads, size, head_dim]` each: what a cache and the views of its rows share.
 
     A layer that sees all has one slot for each position. One with a window of `w` has `w - 1 + region` slots, used in
@@ -74,16 +74,16 @@ class _Rings:
 class LayeredCache(KVCache):
     """Keys and values in tensors of each layer's own; those of layers with windows do not grow with the text."""
 
-    def __init__(self, rings: _Rings, lengths: np.ndarray, first: int = 0, owner: LayeredCache | None = None) -> None:
+    def __init__(self, rings: Rings, lengths: np.ndarray, first: int = 0, owner: LayeredCache | None = None) -> None:
         self.lengths = lengths
-        self._rings, self._row = rings, first
+        self._rings, self.first_row = rings, first
         self._owner = owner or self
         self._first = {}
 
     @classmethod
     def of(cls, layout: Layout, batch: int, capacity: int, dtype: torch.dtype, device: torch.device) -> LayeredCache:
         """A cache of `batch` rows, each of up to `capacity` tokens, for layers by index."""
-        return cls(_Rings(layout, batch, capacity, dtype, device), np.zeros(batch, dtype=np.int64))
+        return cls(Rings(layout, batch, capacity, dtype, device), np.zeros(batch, dtype=np.int64))
 
     @property
     def batch(self) -> int:
@@ -94,8 +94,8 @@ class LayeredCache(KVCache):
         return self._rings.capacity
 
     @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for layer in self._rings.layers.values() for part in layer)
+    def tensors(self) -> list[Tensor]:
+        return [part for layer in self._rings.layers.values() for part in layer]
 
     @property
     def num_layers(self) -> int:
@@ -104,7 +104,7 @@ class LayeredCache(KVCache):
     def rows(self, start: int, stop: int) -> LayeredCache:
         if (start, stop) == (0, self.batch):
             return self
-        return LayeredCache(self._rings, self.lengths[start:stop], self._row + start, self._owner)
+        return LayeredCache(self._rings, self.lengths[start:stop], self.first_row + start, self._owner)
 
     def reserve(self, nodes: int) -> None:
         self._rings.reserve(nodes, self._owner.lengths)
@@ -140,7 +140,7 @@ class LayeredCache(KVCache):
     def write(self, layer: int, span: Span, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store `[batch, heads, width, head_dim]` at the span's slots; returns what the layer's mask is over."""
         reach = self._rings.layout[layer].reach
-        rows = slice(self._row, self._row + span.batch)
+        rows = slice(self.first_row, self.first_row + span.batch)
         stores = [store[rows] for store in self._rings.layers[layer]]
         size, new = stores[0].shape[2], (keys, values)
         if self._overflows(span, reach):
@@ -170,7 +170,7 @@ class LayeredCache(KVCache):
                 target = torch.arange(moved, kept, device=self._rings.device) + start
                 for layer in self._rings.layers.values():
                     for store in layer:
-                        slots, size = store[self._row + row], store.shape[2]
+                        slots, size = store[self.first_row + row], store.shape[2]
                         slots[:, target % size] = slots[:, source % size]
             self.lengths[row] += kept
 
@@ -178,5 +178,5 @@ class LayeredCache(KVCache):
         used = int(self.lengths[source])
         for layer in self._rings.layers.values():
             for store in layer:
-                store[self._row + target, :, :used] = store[self._row + source, :, :used]
+                store[self.first_row + target, :, :used] = store[self.first_row + source, :, :used]
         self.lengths[target] = used

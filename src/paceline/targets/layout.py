@@ -1,26 +1,41 @@
-"""What each layer of a model keeps of a token, and for how long: asked of the model, by one token."""
+"""What the layers of a model keep: keys and values of tokens, or a state. Asked of the model, by one token."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from paceline.errors import UnsupportedModel
 from paceline.targets.cache import CacheShape
 from paceline.targets.layered import LayerShape, Layout
 from paceline.targets.reach import Reach
+from paceline.targets.states import LayerState, States
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-    from transformers.cache_utils import CacheLayerMixin
-
-KINDS = ("full_attention", "sliding_attention", "chunked_attention")
-PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)  # they keep keys and values
+#: Under which name a model looks up the mask of a type of layer that attends.
+KINDS = {name: name for name in ("full_attention", "sliding_attention", "chunked_attention")}
+KINDS |= {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+KNOWN = (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 WINDOWS = ("sliding_window", "attention_chunk_size")  # as configurations call them
 
 
@@ -47,15 +62,21 @@ def sees_everything(model: PreTrainedModel, context: int) -> bool:
     return all(type(layer) is DynamicLayer or _window(layer, context) is None for layer in layers)
 
 
+def has_states(model: PreTrainedModel) -> bool:
+    """Whether layers keep a state of all that came before, as the configuration has it."""
+    layers = DynamicCache(config=model.config.get_text_config()).layers
+    return any(isinstance(layer, LinearAttentionLayer) for layer in layers)
+
+
 @torch.inference_mode()
-def read_layout(model: PreTrainedModel, context: int) -> Layout:
-    """The model's layers, as the cache it makes for itself has them.
+def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
+    """What each layer keeps of a token, and its state before the first: as in the cache the model makes for itself.
 
     Args:
         context: a window that is not smaller is none.
 
     Raises:
-        UnsupportedModel: layers that keep anything but keys and values.
+        UnsupportedModel: layers that keep anything else.
     """
     config = model.config.get_text_config()
     try:
@@ -67,11 +88,20 @@ def read_layout(model: PreTrainedModel, context: int) -> Layout:
     if "local" in (getattr(config, "attention_layers", None) or ()):
         raise UnsupportedModel(f"{config.model_type} with local attention counts its window by slot, not by position")
     names = getattr(config, "layer_types", None) or [None] * len(layers)
-    return {
-        index: _shape(config.model_type, layer, names[index] if index < len(names) else None, context)
-        for index, layer in enumerate(layers)
-        if not isinstance(layer, DummyLayer) and not _unused(layer)
-    }
+    layout: dict[int, LayerShape] = {}
+    states: dict[int, LayerState] = {}
+    for index, layer in enumerate(layers):
+        if type(layer) not in KNOWN:
+            raise UnsupportedModel(f"{config.model_type}: layers that keep a {type(layer).__name__} are not supported")
+        if isinstance(layer, LinearAttentionLayer):
+            kinds = layer.conv_states, layer.recurrent_states
+            states[index] = LayerState(
+                *({n: torch.zeros_like(part) for n, part in kind.items() if part is not None} for kind in kinds)
+            )
+        if getattr(layer, "keys", None) is not None:
+            name = names[index] if index < len(names) else None
+            layout[index] = _shape(config.model_type, layer, name, context)
+    return layout, states
 
 
 def uniform_shape(layout: Layout) -> CacheShape | None:
@@ -83,23 +113,16 @@ def uniform_shape(layout: Layout) -> CacheShape | None:
     return CacheShape(len(layout), *keys) if window is None and keys == values else None
 
 
-def _shape(model_type: str, layer: CacheLayerMixin, name: str | None, context: int) -> LayerShape:
-    parts = layer.keys, layer.values
-    if type(layer) not in PLAIN or any(part is None or part.dim() != 4 for part in parts):
-        raise UnsupportedModel(f"{model_type}: layers that keep more than keys and values are not supported")
+def _shape(model_type: str, layer: Any, name: str | None, context: int) -> LayerShape:
     window = _window(layer, context)
-    name = name or KINDS[window is not None]
-    if name not in KINDS:
+    name = name or ("full_attention" if window is None else "sliding_attention")
+    if name not in KINDS or layer.keys.dim() != 4:
         raise UnsupportedModel(f"{model_type}: {name.replace('_', ' ')} layers are not supported")
-    keys, values = ((part.shape[1], part.shape[3]) for part in parts if part is not None)
+    name = KINDS[name]
+    keys, values = ((part.shape[1], part.shape[3]) for part in (layer.keys, layer.values))
     return LayerShape(Reach(name, window, name.startswith("chunked")), keys, values)
 
 
 def _window(layer: object, context: int) -> int | None:
     window = getattr(layer, "sliding_window", None)
     return None if window is None or window >= context else int(window)
-
-
-def _unused(layer: CacheLayerMixin) -> bool:
-    """A layer that reads another's keys and values keeps none."""
-    return type(layer) in PLAIN and not layer.is_initialized

@@ -10,7 +10,8 @@ from paceline.targets.base import PREFILL_CHUNK, PassOutput, Target
 from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES, run_sublayers
 from paceline.targets.layered import LayeredCache
-from paceline.targets.layout import read_layout, sees_everything
+from paceline.targets.layout import has_states, read_layout, sees_everything
+from paceline.targets.stateful import StatefulTarget
 from paceline.targets.whole import WholeTarget
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class BlockTarget(Target):
         self.output = model.get_output_embeddings()  # by any name: transformers has changed some
         self.eager = model.config._attn_implementation == "eager"  # which knows no causal default
         # Layers that all see everything share one tensor and one mask.
-        self.layout = {} if sees_everything(model, self.context) else read_layout(model, self.context)
+        self.layout = {} if sees_everything(model, self.context) else read_layout(model, self.context)[0]
 
     def cache_shape(self) -> CacheShape:
         config = self.config
@@ -99,4 +100,6 @@ def as_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None 
         raise UnsupportedModel(f"{type(model).__name__} has no output matrix: it is not a causal LM")
     model.eval()
     family = FAMILIES.get(model.config.model_type)
+    if has_states(model):
+        return StatefulTarget(model, tokenizer)
     return (BlockTarget if family and hasattr(model, family.decoder) else WholeTarget)(model, tokenizer)

@@ -33,12 +33,12 @@ class WholeTarget(Target):
         self._row_by_row = bool(getattr(self.config, "attn_temperature_tuning", False))
         with small_windows(model):
             self._read_layout()
-            self._prove_trees()
+            self._prove()
         self._read_layout()
 
     def _read_layout(self) -> None:
-        layout = read_layout(self.model, self.context)
-        self._shape = uniform_shape(layout)
+        layout, self.states = read_layout(self.model, self.context)
+        self._shape = None if self.states else uniform_shape(layout)
         self.layout = {} if self._shape else layout
 
     def cache_shape(self) -> CacheShape:
@@ -75,25 +75,31 @@ class WholeTarget(Target):
         return self._pass(span, cache, taps, keep)
 
     def _pass(self, span: Span, cache: KVCache, taps: Collection[int], keep: int) -> PassOutput:
+        return self._run(CacheWindow(cache, span), taps, keep)
+
+    def _run(self, window: CacheWindow, taps: Collection[int], keep: int) -> PassOutput:
+        span = window.span
         out = self.model(
             input_ids=span.ids,
-            attention_mask=self._mask(span, cache),
+            attention_mask=self._mask(span, window.cache),
             position_ids=span.positions.clamp(max=self.context - 1),
-            past_key_values=CacheWindow(cache, span),
+            past_key_values=window,
             use_cache=True,
             output_hidden_states=bool(taps),
             logits_to_keep=keep,
         )
         return PassOutput(out.logits, {tap: out.hidden_states[tap] for tap in taps})
 
-    def _mask(self, span: Span, cache: KVCache) -> Tensor | dict[str, Tensor] | None:
+    def _mask(self, span: Span, cache: KVCache) -> Tensor | dict[str, Tensor | None] | None:
         """Explicit: left out, the model would build one from its own idea of the cache's length. One for each kind of
         layer, where there are several kinds.
         """
         if not isinstance(cache, LayeredCache):
             return span.mask(self.dtype, explicit=True)
         masks = cache.masks(span, self.dtype)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        if len(masks) < 2:
+            return next(iter(masks.values()), None)
+        return {**dict.fromkeys(self.config.layer_types), **masks}  # None for layers without attention
 
     def _prefill_pass(self, span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
         return self.forward(span, cache, taps, keep=1).taps
@@ -105,7 +111,7 @@ class WholeTarget(Target):
         )
 
     @torch.inference_mode()
-    def _prove_trees(self) -> None:
+    def _prove(self) -> None:
         """A two-branch tree behind a prefix must give what each branch gives alone."""
         prefix, branches = [1, 2, 3, 1, 2, 3], [[4, 5], [4, 6]]
         cache = self.new_cache(1, 16)
@@ -120,9 +126,10 @@ class WholeTarget(Target):
             )
         except Exception as error:
             raise UnsupportedModel(f"{self.config.model_type} models cannot run token trees: {error}") from error
+        self._compare(got, want, "honour a tree mask and positions")
+
+    def _compare(self, got: Tensor, want: Tensor, what: str) -> None:
         # Tight, since a wrong position changes little over so short a prefix: what rounding explains and no more.
         rounding = max(torch.finfo(self.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
         if not (got - want).abs().max() <= rounding * (want.max() - want.min()):
-            raise UnsupportedModel(
-                f"{self.config.model_type} models do not honour a tree mask and positions: drafts cannot be verified"
-            )
+            raise UnsupportedModel(f"{self.config.model_type} models do not {what}: drafts cannot be verified")
