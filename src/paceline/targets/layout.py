@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +66,12 @@ def sees_everything(model: PreTrainedModel, context: int) -> bool:
 def has_states(model: PreTrainedModel) -> bool:
     """Whether layers keep a state of all that came before, as the configuration has it."""
     layers = DynamicCache(config=model.config.get_text_config()).layers
-    return any(isinstance(layer, LinearAttentionLayer) for layer in layers)
+    return any(isinstance(layer, LinearAttentionLayer) for layer in layers) or cache_argument(model) == "cache_params"
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's forward, and its output, call the cache: Mamba has a name of its own for it."""
+    return "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
 
 
 @torch.inference_mode()
@@ -81,7 +87,7 @@ def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
     config = model.config.get_text_config()
     try:
         ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        cache = model(ids, use_cache=True).past_key_values
+        cache = getattr(model(ids, use_cache=True), cache_argument(model))
         layers = list(cache.layers)
     except Exception as error:
         raise UnsupportedModel(f"{config.model_type} models keep no key/value cache we know: {error}") from error
@@ -101,6 +107,8 @@ def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
         if getattr(layer, "keys", None) is not None:
             name = names[index] if index < len(names) else None
             layout[index] = _shape(config.model_type, layer, name, context)
+    if has_states(model) and not states:
+        raise UnsupportedModel(f"{config.model_type} models keep their states elsewhere than in the cache")
     return layout, states
 
 

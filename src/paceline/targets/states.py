@@ -103,7 +103,7 @@ class StateCache(LayeredCache):
     """Keys and values, and states."""
 
     def __init__(
-        self, rings: Rings, lengths: np.ndarray, states: RowStates, first: int = 0, owner: StateCache | None = None
+        self, rings: Rings, lengths: np.ndarray, states: RowStates, first: int = 0, owner: LayeredCache | None = None
     ) -> None:
         super().__init__(rings, lengths, first, owner)
         self.states = states
@@ -175,7 +175,6 @@ def _layer(state: LayerState) -> LinearAttentionLayer:
     for number, part in state.conv.items():
         layer.conv_states[number], layer.conv_kernel_size[number] = part.clone(), part.shape[-1]
         layer.is_conv_states_initialized[number] = True
-        layer.dtype, layer.device = part.dtype, part.device
     for number, part in state.recurrent.items():
         layer.recurrent_states[number] = part.clone()
         layer.is_recurrent_states_initialized[number] = True
