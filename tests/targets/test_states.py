@@ -141,10 +141,11 @@ def test_taps_of_what_is_read_again(target: Target) -> None:
 
 def test_greedy_text(target: Target) -> None:
     """Rows that come and go, with drafts that are right, half right and trees, of which a chain is kept."""
-    prompts = [random_ids(n, seed=n).tolist() for n in (3, 20, 41)]
+    prompts = [random_ids(n, seed=n).tolist() for n in (38, 20, 41)]
     new = 24
     truths = [hf_greedy(target.model, prompt, new) for prompt in prompts]
     drafter = Oracle(target, dict(zip(map(tuple, prompts), truths, strict=True)))
+    # The longest row needs all of the cache, and is padded by what others read again.
     requests = [Request(prompt, limit=new, policy=Fixed(k=5)) for prompt in prompts]
     for _ in Engine(target, drafter).run(requests, batch=2):
         pass
@@ -196,6 +197,25 @@ def test_memory_of_states_does_not_grow_with_the_text() -> None:
     target = as_target(make("mamba 2"))
     caches = [target.new_cache(1, capacity) for capacity in (16, 4096)]
     assert all(isinstance(cache, StateCache) and not cache.tensors for cache in caches)
+    assert [cache.capacity for cache in caches] == [16, 4096]
+
+
+@torch.inference_mode()
+def test_padding_of_what_is_read_again_fits() -> None:
+    """A row that fills its slots beside one that reads tokens again; what reaches further is an error, not a wrap."""
+    target = as_target(make("lfm2"))
+    cache = target.new_cache(2, 12)
+    ids = random_ids(2, 12)
+    for row, length in enumerate((9, 4)):
+        target.prefill(ids[row, :length].tolist(), cache.rows(row, row + 1))
+    target.forward(Span(torch.stack([ids[0, 9:11], ids[1, 4:6]]), cache.lengths.copy()), cache)
+    cache.commit([[0, 1], [0]])
+    assert [len(pending) for pending in cache.pending] == [0, 1]
+    logits = target.forward(Span(torch.stack([ids[0, 11:], ids[1, 5:6]]), cache.lengths.copy()), cache).logits
+    close(logits[0], reference(target, ids[0].tolist())[-1:])
+    close(logits[1], reference(target, ids[1, :6].tolist())[-1:])
+    with pytest.raises(IndexError):
+        target.forward(Span(random_ids(2, 30), cache.lengths.copy()), cache)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -112,6 +112,8 @@ class LayeredCache(KVCache):
     def masks(self, span: Span, dtype: torch.dtype) -> dict[str, Tensor]:
         """The additive attention mask of each kind of layer, by its name. Once a span, and before its layers run."""
         if (dtype, "masks") not in span.memo:
+            if span.end > self._rings.capacity:
+                raise IndexError(f"a pass up to slot {span.end} over a cache of {self._rings.capacity}")
             if not span.final:
                 self.reserve(span.offset + span.width)
             reaches = {shape.reach for shape in self._rings.layout.values()}

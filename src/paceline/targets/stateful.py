@@ -13,7 +13,7 @@ from paceline.errors import UnsupportedModel
 from paceline.targets.base import PassOutput
 from paceline.targets.layered import REGION
 from paceline.targets.span import Span
-from paceline.targets.states import Pass, StateCache
+from paceline.targets.states import MOST_PENDING, Pass, StateCache
 from paceline.targets.whole import WholeTarget, difference
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from paceline.targets.cache import KVCache
 
-#: Accepted tokens that passes read again before they are read into the state by a pass of their own: a pass costs about
-#: as much as ten to twenty tokens more in another.
-MOST_PENDING = 16
 STEPS = 6  # single ones of which the proof takes its measure
 #: In transformers these read several tokens as if nothing had come before; of 16-bit numbers the proof cannot see it.
 FORGETFUL = ("mamba", "falcon_mamba", "jamba")

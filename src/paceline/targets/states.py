@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     from paceline.targets.span import Span
 
+#: Accepted tokens that passes read again before they are read into the state by a pass of their own: a pass costs about
+#: as much as ten to twenty tokens more in another.
+MOST_PENDING = 16
+
 
 class LayerState(NamedTuple):
     """What one layer keeps, by number and `[batch, ...]` each: of its convolutions, and of its recurrences."""
@@ -113,8 +117,12 @@ class StateCache(LayeredCache):
         cls, layout: Layout, states: States, batch: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> StateCache:
         """As `LayeredCache.of`; `states` are those of one row before its first token."""
-        rings = Rings(layout, batch, capacity, dtype, device)
+        rings = Rings(layout, batch, capacity + MOST_PENDING, dtype, device)  # rows with less to read again are padded
         return cls(rings, np.zeros(batch, dtype=np.int64), RowStates(states, batch))
+
+    @property
+    def capacity(self) -> int:
+        return super().capacity - MOST_PENDING
 
     @property
     def num_layers(self) -> int:
