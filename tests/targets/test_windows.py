@@ -4,12 +4,14 @@ than the texts, and logits are compared with Hugging Face's own, as greedy text 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from helpers import Oracle, hf_greedy, one_thread, perturbed  # noqa: F401
 from paceline.decoding.engine import Engine
@@ -19,7 +21,10 @@ from paceline.drafting.tree import TokenTree, tree_span
 from paceline.errors import UnsupportedModel
 from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
+from paceline.targets.costs import _slot_bytes
+from paceline.targets.costs import measure_costs as measured  # not the suite's steady ones
 from paceline.targets.layered import REGION, LayeredCache, LayerShape
+from paceline.targets.layout import read_layout, sees_everything
 from paceline.targets.reach import Reach
 from paceline.targets.span import Span
 from paceline.targets.target import BlockTarget, Target, WholeTarget, as_target
@@ -202,6 +207,46 @@ def test_faster_tiers_refuse_windows() -> None:
         with pytest.raises(UnsupportedModel, match="sliding windows"):
             make_target(model, tier=tier)
     assert make_target(model, tier="auto").tier == "reference"
+
+
+class Odd:
+    """A model whose own cache has these layers."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, layers: list[object], names: list[str]) -> None:
+        self.layers, self.config = layers, SimpleNamespace(model_type="odd", layer_types=names, sliding_window=8)
+        self.config.get_text_config = lambda **_: self.config
+        self.config.per_layer_config = [self.config] * len(names)
+
+    def forward(self, ids: torch.Tensor) -> None: ...
+
+    def __call__(self, ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
+        return SimpleNamespace(past_key_values=SimpleNamespace(layers=self.layers))
+
+
+@pytest.mark.parametrize(
+    ("layers", "names", "message"),
+    [
+        ([DynamicIndexedLayer()], ["indexed_attention"], "that keep a DynamicIndexedLayer"),
+        ([DynamicLayer()], ["odd_attention"], "odd attention layers"),
+        ([DynamicSlidingWindowLayer(size) for size in (4, 8)], ["sliding_attention"] * 2, "windows of several sizes"),
+    ],
+)
+def test_other_layers_are_refused(layers: list[DynamicLayer], names: list[str], message: str) -> None:
+    for layer in layers:
+        layer.update(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4))
+    with pytest.raises(UnsupportedModel, match=message):
+        read_layout(Odd(layers, names), 100)
+    assert not sees_everything(Odd(layers, names), 100)
+
+
+def test_costs_count_what_grows_with_the_text() -> None:
+    """The keys and values of layers without a window: 2 of 4 here, 2 heads of 8 numbers."""
+    assert _slot_bytes(as_target(make("gemma2"))) == 2 * 2 * 2 * 8 * 8
+    assert _slot_bytes(as_target(make("mistral"))) == 1
+    target = as_target(make("phi3").float())
+    assert measured(target)(8) >= measured(target)(1) > 0
 
 
 # -- the cache -----------------------------------------------------------------------------------------------------

@@ -111,14 +111,15 @@ class LayeredCache(KVCache):
 
     def masks(self, span: Span, dtype: torch.dtype) -> dict[str, Tensor]:
         """The additive attention mask of each kind of layer, by its name. Once a span, and before its layers run."""
-        if (dtype, "masks") not in span.memo:
-            if span.end > self._rings.capacity:
-                raise IndexError(f"a pass up to slot {span.end} over a cache of {self._rings.capacity}")
-            if not span.final:
-                self.reserve(span.offset + span.width)
+        if span.end > self._rings.capacity:
+            raise IndexError(f"a pass up to slot {span.end} over a cache of {self._rings.capacity}")
+        if not span.final:
+            self.reserve(span.offset + span.width)
+        key = (self._rings, self._rings.region, dtype)
+        if key not in span.memo:
             reaches = {shape.reach for shape in self._rings.layout.values()}
-            span.memo[dtype, "masks"] = {reach.name: self._mask(reach, span, dtype) for reach in reaches}
-        masks: dict[str, Tensor] = span.memo[dtype, "masks"]
+            span.memo[key] = {reach.name: self._mask(reach, span, dtype) for reach in reaches}
+        masks: dict[str, Tensor] = span.memo[key]
         return masks
 
     def _mask(self, reach: Reach, span: Span, dtype: torch.dtype) -> Tensor:
@@ -132,7 +133,7 @@ class LayeredCache(KVCache):
 
     def _overflows(self, span: Span, reach: Reach) -> bool:
         """Whether a piece of a prompt has more tokens than the ring's draft region."""
-        return self._rings.size(reach) < self.capacity and span.offset + span.width > self._rings.region
+        return self._rings.size(reach) < self._rings.capacity and span.offset + span.width > self._rings.region
 
     def _tail(self, span: Span, reach: Reach) -> int:
         """Committed tokens that a piece of a prompt may see."""

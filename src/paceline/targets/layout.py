@@ -58,15 +58,22 @@ def small_windows(model: PreTrainedModel, size: int = 4) -> Iterator[None]:
 
 def sees_everything(model: PreTrainedModel, context: int) -> bool:
     """Whether every token of every layer sees all before it, as the configuration has it."""
-    config = model.config.get_text_config()
-    layers = DynamicCache(config=config).layers
-    return all(type(layer) is DynamicLayer or _window(layer, context) is None for layer in layers)
+    plain, layers = (DynamicLayer, DynamicSlidingWindowLayer), _configured(model)
+    return bool(layers) and all(type(layer) in plain and _window(layer, context) is None for layer in layers)
 
 
 def has_states(model: PreTrainedModel) -> bool:
     """Whether layers keep a state of all that came before, as the configuration has it."""
-    layers = DynamicCache(config=model.config.get_text_config()).layers
-    return any(isinstance(layer, LinearAttentionLayer) for layer in layers) or cache_argument(model) == "cache_params"
+    states = any(isinstance(layer, LinearAttentionLayer) for layer in _configured(model))
+    return states or cache_argument(model) == "cache_params"
+
+
+def _configured(model: PreTrainedModel) -> list[Any]:
+    """The layers of a cache, as transformers makes them of a configuration; none of types that it does not know."""
+    try:
+        return list(DynamicCache(config=model.config.get_text_config()).layers)
+    except KeyError:
+        return []
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -107,6 +114,10 @@ def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
         if getattr(layer, "keys", None) is not None:
             name = names[index] if index < len(names) else None
             layout[index] = _shape(config.model_type, layer, name, context)
+    if len({shape.reach.name for shape in layout.values()}) != len({shape.reach for shape in layout.values()}):
+        raise UnsupportedModel(
+            f"{config.model_type}: layers of one type with windows of several sizes are not supported"
+        )
     if has_states(model) and not states:
         raise UnsupportedModel(f"{config.model_type} models keep their states elsewhere than in the cache")
     return layout, states

@@ -30,9 +30,8 @@ class Reach:
     def limit(
         self, seen: Bool[Tensor, "batch width keys"], positions: Tensor, distances: Int[Tensor, "batch width keys"]
     ) -> Bool[Tensor, "batch width keys"]:
-        """Of the keys `seen`, those within reach of tokens at `positions` ([batch, width, 1])."""
-        if self.window is None:
-            return seen
+        """Of the keys `seen`, those in the window of tokens at `positions` ([batch, width, 1])."""
+        assert self.window is not None
         if self.chunked:
             return seen & (positions // self.window == (positions - distances) // self.window)
         return seen & (distances < self.window)

@@ -101,7 +101,9 @@ class StatefulTarget(WholeTarget):
             raise UnsupportedModel(
                 f"{self.config.model_type} models cannot go on from their states: {error}"
             ) from error
-        self._compare(torch.cat(got), torch.cat(want), 8 * (self._epsilon + noise), "go on from their states as from the text")
+        self._compare(
+            torch.cat(got), torch.cat(want), 8 * (self._epsilon + noise), "go on from their states as from the text"
+        )
 
     def _reference(self, text: list[int], then: list[int]) -> Tensor:
         ids = torch.tensor([text + then], device=self.device)
