@@ -27,7 +27,7 @@ from paceline.targets.layered import REGION, LayeredCache, LayerShape
 from paceline.targets.layout import read_layout, sees_everything
 from paceline.targets.reach import Reach
 from paceline.targets.span import Span
-from paceline.targets.target import BlockTarget, Target, WholeTarget, as_target
+from paceline.targets.target import BlockTarget, Target, as_target
 from paceline.targets.tiers import make_target
 from targets.test_families import bushy, close, random_ids, reference
 
@@ -114,7 +114,7 @@ def make(name: str, attention: str | None = None, **more: object) -> hf.PreTrain
 @pytest.fixture(scope="module", params=[*BLOCKS, *WHOLE])
 def target(request: pytest.FixtureRequest) -> Target:
     made = as_target(make(request.param))
-    assert isinstance(made, BlockTarget if request.param in BLOCKS else WholeTarget)
+    assert isinstance(made, BlockTarget if request.param in BLOCKS else Target)
     assert made.layout
     return made
 
