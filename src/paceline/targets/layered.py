@@ -72,13 +72,15 @@ class Rings:
 
 
 class LayeredCache(KVCache):
-    """Keys and values in tensors of each layer's own; those of layers with windows do not grow with the text."""
+    """Keys and values in tensors of each layer's own; those of layers with windows do not grow with the text.
+
+    Rows, lengths and commits are those of a KVCache, whose one tensor (`store`) it does not have.
+    """
 
     def __init__(self, rings: Rings, lengths: np.ndarray, first: int = 0, owner: LayeredCache | None = None) -> None:
         self.lengths = lengths
         self._rings, self.first_row = rings, first
         self._owner = owner or self
-        self._first = {}
 
     @classmethod
     def of(cls, layout: Layout, batch: int, capacity: int, dtype: torch.dtype, device: torch.device) -> LayeredCache:

@@ -1,4 +1,4 @@
-"""The reference tier for models with recurrent layers: chains only, and what was rejected is read out of the state."""
+"""The reference tier for models with recurrent layers: it verifies chains, and reads accepted tokens again."""
 
 from __future__ import annotations
 

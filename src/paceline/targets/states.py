@@ -76,7 +76,7 @@ class RowStates:
         return {index: state.rows(start, stop) for index, state in self._now.items()}
 
     def take(self, row: int, states: States) -> None:
-        """Let this be the state of a row; nothing is pending."""
+        """Let these, of one row, be the states of a row; nothing is pending."""
         for index, state in states.items():
             for part, new in zip(self._now[index].parts, state.parts, strict=True):
                 part[row].copy_(new[0])
