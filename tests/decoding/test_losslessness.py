@@ -142,11 +142,20 @@ def ngram_then_sampled(ids: list[int], rng: random.Random) -> TokenTree:
     return tree
 
 
+def chain_of_tree(ids: list[int], rng: random.Random) -> TokenTree:
+    """What is left of a tree where the target reads chains only."""
+    return sampled_tree(ids, rng, replacement=False).best_chain()
+
+
+def chain_of_merged_tree(ids: list[int], rng: random.Random) -> TokenTree:
+    return ngram_then_sampled(ids, rng).best_chain()
+
+
 def no_draft(ids: list[int], rng: random.Random) -> TokenTree:
     return TokenTree.root(ids[-1])
 
 
-CHAINS: list[Draft] = [sampled_chain, argmax_chain, no_draft]
+CHAINS: list[Draft] = [sampled_chain, argmax_chain, chain_of_tree, chain_of_merged_tree, no_draft]
 TREES: list[Draft] = [
     sampled_tree,
     tree_without_replacement,
@@ -240,12 +249,21 @@ def merged_into_fixed(ids: list[int], rng: random.Random) -> TokenTree:
     return tree
 
 
+def likeliest_chain(ids: list[int], rng: random.Random) -> TokenTree:
+    """Of several draws the one that is kept is chosen by its value."""
+    tree, node, kept = sampled_tree(ids, rng), 0, []
+    while children := tree.children(node):
+        kept.append(node := max(children, key=lambda child: float(tree.q[child][tree.tokens[child]])))
+    return tree.keep(kept)
+
+
 BIASED: dict[str, tuple[Draft, Verify]] = {
     "stop rule that looks at the token": (lambda ids, rng: sampled_chain(ids, rng, lambda token: token != 1), chain),
     "stop rule that looks at the token, tree": (lambda ids, rng: sampled_chain(ids, rng, lambda t: t != 1), tree),
     "wrong q": (lambda ids, rng: uniform_q(ids, rng, sampled_chain), chain),
     "wrong q, tree": (lambda ids, rng: uniform_q(ids, rng, sampled_tree), tree),
     "argmax that claims to be sampled": (lambda ids, rng: uniform_q(ids, rng, argmax_chain), chain),
+    "the likeliest of several draws": (likeliest_chain, chain),
     "drawn without replacement, verified as with": (claims(replacement=True), tree),
     "drawn with replacement, verified as without": (claims(replacement=False), tree),
     "sampled sibling merged into a fixed one": (merged_into_fixed, tree),

@@ -98,3 +98,33 @@ def test_chains_need_no_tree_mask() -> None:
     span = tree_span([chain, root], np.array([5, 6]), CPU)
     assert span.ancestors is None
     assert span.depths is None
+
+
+class TestBestChain:
+    def test_a_chain_is_itself(self) -> None:
+        tree = TokenTree.root(1)
+        assert tree.best_chain() is tree
+        tree.add_path([2, 3], "x")
+        assert tree.best_chain() is tree
+
+    def test_promises_the_most_accepted_tokens(self) -> None:
+        """Of chosen nodes: their scores are summed; one without a score is as good as sure."""
+        tree = TokenTree.root(1)
+        first = tree.add(2, 0, "x", score=0.5)
+        tree.add(3, first, "x", score=0.4)
+        second = tree.add(4, 0, "x", score=0.6)
+        tree.add(5, second, "x", score=0.2)
+        assert tree.best_chain().tokens == [1, 2, 3]
+        tree.add(6, second, "x")
+        assert tree.best_chain().tokens == [1, 4, 6]
+
+    def test_of_drawn_nodes_the_first(self) -> None:
+        """Whatever was drawn, and whatever promises more."""
+        tree, q = TokenTree.root(1), torch.full((9,), 1 / 9)
+        first = tree.add(2, 0, "x", q)
+        tree.add_path([3, 4, 5], "x", tree.add(2, 0, "x", q))
+        tree.add(6, first, "x", q)
+        chain = tree.best_chain()
+        assert chain.tokens == [1, 2, 6]
+        assert chain.q[1] is q
+        assert chain.is_chain

@@ -22,11 +22,6 @@ SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_atten
 WIDE = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 2}
 
 REFUSED = {
-    "mistral's window": lambda: hf.MistralForCausalLM(hf.MistralConfig(**WIDE, sliding_window=8)),
-    "qwen2's window": lambda: hf.Qwen2ForCausalLM(
-        hf.Qwen2Config(**WIDE, use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    ),
-    "gemma 3's windows": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**WIDE, head_dim=8)),
     "gpt-neo's local attention": lambda: hf.GPTNeoForCausalLM(
         hf.GPTNeoConfig(
             vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]

@@ -64,7 +64,7 @@ def measure_noise(target: Target, prompts: Sequence[list[int]], model: PreTraine
         narrow = []
         for token in ids[-steps:]:
             narrow.append(_pass(target, [token], cache)[0])
-            cache.lengths[0] += 1
+            cache.commit([[0]])
         noise = max(noise, float((torch.stack(narrow).float() - wide.float()).abs().max()))
     return noise
 

@@ -46,11 +46,16 @@ class Engine:
             others have ended, and the cache is then made anew for all that wait.
 
     Raises:
-        OptionError: only one of `rows` and `slots`, or one below 1.
+        OptionError: only one of `rows` and `slots`, or one below 1; or a drafter that needs trees on a target that
+            reads chains only.
     """
 
     def __init__(self, target: Target, drafter: Drafter, *, rows: int | None = None, slots: int | None = None) -> None:
         require((rows is None) == (slots is None), "an engine is given both rows and slots, or neither")
+        require(
+            not (target.chains_only and drafter.needs_trees),
+            f"{drafter.source} drafts trees, and {target.name} reads chains only: choose another drafter",
+        )
         self.target, self.drafter = target, drafter
         self._rows: list[Request] = []  # decoding; a request's slot is its index
         self._waiting: deque[Request] = deque()
@@ -158,6 +163,8 @@ class Engine:
     def _round(self, rows: list[Request]) -> list[Emitted]:
         clock = Clock()
         trees = self.drafter.draft(rows)
+        if self.target.chains_only:
+            trees = [tree.best_chain() for tree in trees]
         clock.lap("draft")
 
         cache = self._allocated.rows(0, len(rows))
@@ -270,7 +277,7 @@ class Engine:
         request.joined = time.perf_counter()
         request.slot = len(self._rows)
         own = self._allocated.rows(request.slot, request.slot + 1)
-        own.lengths[0] = 0
+        own.clear()
         # The last prompt token is the first round's root: its pass verifies the first draft as well.
         hidden = self.target.prefill(request.ids[:-1], own, self._taps([request]))
         if request.policy.reads_hidden and len(request.ids) > 1:

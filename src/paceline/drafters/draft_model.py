@@ -39,6 +39,10 @@ class DraftModel(AutoregressiveDrafter):
         super().__init__(target)
         require(bool(model), "draft-model: say which model drafts, as in draft-model:model=NAME")
         self.drafter = model if isinstance(model, Target) else _load(model, target)
+        require(
+            not self.drafter.chains_only,
+            f"draft-model: layers of {self.drafter.name} keep states, from which no rejected token can be taken back",
+        )
         if self.drafter.tokenizer or target.tokenizer:  # targets made in Python may go without
             check_same_tokenizer(target.tokenizer, self.drafter.tokenizer)
         self.hidden_width = self.drafter.config.hidden_size if self.drafter.has_blocks else None
@@ -52,6 +56,7 @@ class DraftModel(AutoregressiveDrafter):
         self.cache = self.drafter.new_cache(cache.batch, cache.capacity)
 
     def begin(self, row: Row, hidden: object) -> None:
+        self.cache.reserve(row.policy.limit + 2)  # what a round's draft adds is taken back
         self.cache.lengths[row.slot] = 0
         self._catch_up(row)
 

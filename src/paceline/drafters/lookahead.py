@@ -61,6 +61,7 @@ class Lookahead(Drafter):
 
     default_policy = "fixed:k=18"  # window + level - 2: the depth of the lookahead branch
     source = "lookahead"
+    needs_trees = True
 
     def __init__(
         self, target: Target, *, level: int = 5, window: int = 15, guess: int = 15, budget: int | str = "auto"

@@ -73,6 +73,7 @@ class Merge(TreeDrafter):
         self.free = {at: part for at, part in enumerate(self.parts) if isinstance(part, TreeDrafter)}
         self.paid = {at: part for at, part in enumerate(self.parts) if part.competes}
         self.whole = {at: part for at, part in enumerate(self.parts) if at not in self.free and at not in self.paid}
+        self.needs_trees = bool(self.paid or self.whole)
         self.taps = tuple({tap for part in self.parts for tap in part.taps})
         self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
         self.random = Random(0)

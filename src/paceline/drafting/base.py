@@ -68,6 +68,8 @@ class Drafter:
     #: Whether all nodes of its trees have scores and none is drawn: a merge may then leave out any of them. It gives
     #: the drafter a budget of its own making, as `row.state.budget`.
     competes = False
+    #: Whether it learns from branches that a target which reads chains only would leave out.
+    needs_trees = False
     #: Where the trained head lies that it drafts with; None: it has none, or one that was made in Python.
     folder: Path | None = None
 

@@ -69,6 +69,24 @@ class TokenTree:
             place[node] = kept.add(self.tokens[node], parent, self.sources[node], self.q[node], self.scores[node])
         return kept
 
+    def best_chain(self) -> TokenTree:
+        """The path that promises the most accepted tokens, for a target that reads chains only.
+
+        Where nodes were drawn at random it goes down the first children: which of several draws is kept must not depend
+        on what was drawn.
+        """
+        if self.is_chain:
+            return self
+        if self.sampled:
+            node, path = 0, []
+            while children := self.children(node):
+                path.append(node := children[0])
+            return self.keep(path)
+        promise = [0.0]
+        for parent, score in zip(self.parents[1:], self.scores[1:], strict=True):
+            promise.append(promise[parent] + (1.0 if score is None else score))
+        return self.keep(self.path(max(range(len(self)), key=promise.__getitem__))[1:])
+
     def child(self, parent: int, token: int) -> int | None:
         """The first child of `parent` that holds `token`."""
         for node in range(parent + 1, len(self.tokens)):

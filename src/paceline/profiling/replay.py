@@ -63,7 +63,7 @@ class _WithoutTarget(Engine):
 class _NoTarget:
     """Stands in the engine for a target that computes nothing: its cache has lengths only."""
 
-    device, num_layers = torch.device("cpu"), 0
+    device, num_layers, chains_only, name = torch.device("cpu"), 0, False, "a replay"
 
     def check_fits(self, prompt: int, new: int) -> None:
         """Any text does."""

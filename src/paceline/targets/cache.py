@@ -51,6 +51,22 @@ class KVCache:
     def capacity(self) -> int:
         return self.store.shape[4]
 
+    def clear(self) -> None:
+        """Forget all tokens of all rows."""
+        self.lengths[:] = 0
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it keeps of tokens."""
+        return [self.store]
+
+    def reserve(self, nodes: int) -> None:
+        """Make room behind each row's committed tokens for so many more, which may be taken back."""
+
+    @property
+    def num_layers(self) -> int:
+        return self.store.shape[0]
+
     def rows(self, start: int, stop: int) -> KVCache:
         """A view of the rows `start .. stop-1`."""
         if (start, stop) == (0, self.batch):
@@ -104,11 +120,14 @@ class CacheWindow(Cache):
     ) -> tuple[Tensor, Tensor]:
         return self.cache.write(layer_idx, self.span, key_states, value_states)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return int(self.span.starts.max()) + self.span.offset
+    def get_seq_length(self, layer_idx: int | None = None) -> int | Tensor:  # type: ignore[override]
+        """What is added to 0, 1, ... for positions; in a layer that adds it itself, for each node of a tree its own."""
+        if layer_idx is None or self.span.depths is None:
+            return int(self.span.starts.max()) + self.span.offset
+        return self.span.positions[0] - torch.arange(self.span.width, device=self.span.ids.device)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.span.end, 0
 
     def __len__(self) -> int:
-        return self.cache.store.shape[0]
+        return self.cache.num_layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -71,7 +72,8 @@ def measure_costs(target: Target, limit: float = LIMIT) -> Costs:
         return guess
     far = max(near, min(FAR, target.context - max(widths), int(target.weight_bytes / 4 // _slot_bytes(target))))
     cache = target.new_cache(1, far + max(widths))
-    cache.store.zero_()  # any numbers will do, but in memory of their own
+    for part in cache.tensors:
+        part.zero_()  # any numbers will do, but in memory of their own
     ids = torch.zeros(1, max(widths), dtype=torch.long, device=target.device)
     order = [(near, width) for width in (*FIRST, *widths) if width in widths]
     order = list(dict.fromkeys([*order[: len(FIRST)], *((far, width) for width in (1, 8) if width in widths), *order]))
@@ -101,7 +103,11 @@ def _pass_seconds(target: Target, cache: Any, ids: torch.Tensor, context: int) -
 
 
 def _slot_bytes(target: Target) -> int:
-    """Of a token's keys and values."""
+    """Of a token's keys and values, in layers that keep all of them."""
+    if target.layout or target.chains_only:
+        whole = [shape for shape in target.layout.values() if shape.reach.window is None]
+        numbers = sum(math.prod(shape.keys) + math.prod(shape.values) for shape in whole)
+        return max(1, numbers * target.dtype.itemsize)
     shape = target.cache_shape()
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * target.dtype.itemsize
 

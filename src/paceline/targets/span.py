@@ -30,6 +30,7 @@ class Span:
     offset: int = 0
     depths: Int[Tensor, "batch width"] | None = None  # below the region's first token; None: a chain
     ancestors: Bool[Tensor, "batch width offset+width"] | None = None
+    final: bool = False  # a piece of a prompt, over one row: all of it will be committed
     memo: dict[object, Any] = field(default_factory=dict, repr=False)  # what targets compute once a span
 
     @property
@@ -66,6 +67,17 @@ class Span:
             self.offset + first,
             None if self.depths is None else self.depths[:, first:stop],
             None if self.ancestors is None else self.ancestors[:, first:stop, : self.offset + stop],
+        )
+
+    def row(self, row: int) -> Span:
+        """One row of it."""
+        rows = slice(row, row + 1)
+        return Span(
+            self.ids[rows],
+            self.starts[rows],
+            self.offset,
+            None if self.depths is None else self.depths[rows],
+            None if self.ancestors is None else self.ancestors[rows],
         )
 
     def mask(self, dtype: torch.dtype, explicit: bool = False) -> Float[Tensor, "batch 1 width end"] | None:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.errors import UnsupportedModel
 from paceline.targets import fused
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
@@ -156,8 +157,10 @@ def _operations(exact: bool) -> Callable[[Shape, RopeTables, int], Operations]:
 
 def check_model(model: PreTrainedModel) -> None:
     """Raises UnsupportedModel for what no tier runs, or only the reference tier."""
-    as_target(model)
+    layout = as_target(model).layout
     fused.check(model)
+    if layout:
+        raise UnsupportedModel("the torch tier does not support sliding windows: use the reference tier")
 
 
 def make_torch_target(

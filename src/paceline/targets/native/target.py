@@ -145,7 +145,7 @@ class NativeTarget(Target):
 def check_model(model: PreTrainedModel) -> None:
     """Raises UnsupportedModel for what this tier, or no tier, runs."""
     check_described(model, "native")
-    as_target(model)  # refuses what no tier supports
+    layout = as_target(model).layout  # which refuses what no tier supports
     parts = ModelParts(model)
     config, family, size = parts.config, parts.family, parts.head_dim
     rotary = 2 * parts.decoder.rotary_emb.inv_freq.numel()
@@ -155,6 +155,7 @@ def check_model(model: PreTrainedModel) -> None:
             f"head size {size}, of it {rotary} rotated": size > MAX_HEAD_DIM or size % 2 or rotary > size,
             f"experts with activation {getattr(config, family.activation)}": family.experts
             and not (family.gated and parts.activation == "silu"),
+            "sliding windows": bool(layout),
             f"device {model.device}": model.device.type != "cpu",
             "float64 (it computes in float32)": model.dtype == torch.float64,
         },

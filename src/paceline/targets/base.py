@@ -1,0 +1,183 @@
+"""The model being accelerated, seen as blocks: `embed -> layers[i:j] -> head`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from paceline.errors import ContextOverflow
+from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.layered import LayeredCache, Layout
+from paceline.targets.span import Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PREFILL_CHUNK = 512  # bounds the attention mask and the activations of a long prompt
+
+
+class PassOutput(NamedTuple):
+    logits: Float[Tensor, "batch width vocab"]
+    taps: dict[int, Float[Tensor, "batch width hidden"]]  # tap i: the hidden states that enter layer i
+
+    def row(self, row: int, width: int) -> PassOutput:
+        """One row's part without its padding (views)."""
+        return PassOutput(self.logits[row, :width], {tap: hidden[row, :width] for tap, hidden in self.taps.items()})
+
+
+class Target(ABC):
+    """A causal LM behind one interface, whatever runs it.
+
+    `has_blocks` says whether its parts (`embed` to `head`) work one by one; without them only `forward` does.
+    `exact` promises that a token's result has the same bits whatever the width of the pass, so that greedy output is
+    plain decoding's bit for bit; `exactness` says in a few words why it does, or does not.
+    `chains_only` says that it cannot verify a tree with branches, and that what is cached can only be taken back by
+    `commit`.
+    `layout` says what each layer keeps, where layers differ; it is empty where one tensor holds all keys and values.
+    `weight_count` is the number of weights that every pass multiplies by, `weight_bytes` what they take as stored.
+    Hidden states and the cache are of `dtype`; matrix products have the precision of `compute_dtype`.
+    Layers are numbered as in the model; "tap i" is the hidden state entering layer i, so tap `num_layers` is the
+    input of the final norm.
+    """
+
+    has_blocks = True
+    tier = "reference"
+    exact = False
+    chains_only = False
+    exactness = "the order in which torch's operations sum depends on the width of the pass"
+    layout: Layout = {}  # noqa: RUF012
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        config = model.config.get_text_config()
+        self.model, self.config, self.tokenizer = model, config, tokenizer
+        self.dtype, self.device = model.dtype, model.device
+        self.compute_dtype = self.dtype
+        self.num_layers: int = config.num_hidden_layers
+        self.vocab_size: int = config.vocab_size
+        self.context: int = getattr(config, "max_position_embeddings", None) or 2**31
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":  # a pass beyond this length turns all its positions another way
+            self.context = min(self.context, rope["original_max_position_embeddings"])
+        matrices = _matrices(model)
+        self.weight_count = sum(weight.numel() for weight in matrices)
+        self.weight_bytes = sum(weight.nbytes for weight in matrices)
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """End-of-sequence ids, as the model's generation config (or else its config) names them."""
+        ids = self.model.generation_config.eos_token_id
+        ids = self.config.eos_token_id if ids is None else ids
+        return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+
+    @property
+    def name(self) -> str:
+        return self.config.name_or_path or self.config.model_type
+
+    # -- the block view --------------------------------------------------------------------------------------------
+    @abstractmethod
+    def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]: ...
+
+    @abstractmethod
+    def layers(
+        self,
+        hidden: Tensor,
+        span: Span,
+        cache: KVCache,
+        start: int,
+        stop: int,
+        skip: Collection[tuple[int, str]] = (),
+    ) -> Float[Tensor, "batch width hidden"]:
+        """Run layers `start .. stop-1`, writing their keys and values at the span's slots.
+
+        Args:
+            skip: sublayers to leave out, as `(layer, "attention" | "mlp")` (Draft & Verify's layer skipping).
+        """
+
+    @abstractmethod
+    def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+        """The final norm: what the output matrix reads, and draft heads (Medusa, EAGLE) learn from."""
+
+    @abstractmethod
+    def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        """The output matrix."""
+
+    def head(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        """Final norm and output matrix."""
+        return self.logits(self.features(hidden))
+
+    def forward(
+        self,
+        span: Span,
+        cache: KVCache,
+        taps: Collection[int] = (),
+        start: int = 0,
+        hidden: Float[Tensor, "batch width hidden"] | None = None,
+    ) -> PassOutput:
+        """One pass over the span: logits of every node, and the hidden states asked for.
+
+        Args:
+            start: the layer to begin with, where those below have run over the whole span already.
+            hidden: what enters that layer; needed where `start` is above 0. No tap may lie below.
+        """
+        hidden, tapped = self._through(span, cache, taps, start, hidden)
+        return PassOutput(self.head(hidden), tapped)
+
+    def _through(
+        self, span: Span, cache: KVCache, taps: Collection[int], start: int = 0, hidden: Tensor | None = None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        if any(tap < start for tap in taps):
+            raise ValueError(f"a pass from layer {start} on cannot tap what entered a layer below")
+        if hidden is None:
+            hidden = self.embed(span)
+        at, tapped = start, {}
+        for tap in sorted({*taps, self.num_layers}):
+            if tap > at:
+                hidden = self.layers(hidden, span, cache, at, tap)
+            at, tapped[tap] = tap, hidden
+        return hidden, {tap: tapped[tap] for tap in taps}
+
+    # -- what drafters and the engine build on ---------------------------------------------------------------------
+    @abstractmethod
+    def cache_shape(self) -> CacheShape: ...
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        if self.layout:
+            return LayeredCache.of(self.layout, batch, capacity, self.dtype, self.device)
+        return KVCache.allocate(self.cache_shape(), batch, capacity, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def prefill(
+        self, ids: list[int], cache: KVCache, taps: Collection[int] = (), chunk: int = PREFILL_CHUNK
+    ) -> dict[int, Float[Tensor, "tokens hidden"]]:
+        """Append `ids` to a one-row cache; returns the tapped hidden states. No logits are computed."""
+        pieces: dict[int, list[Tensor]] = {tap: [] for tap in taps}
+        for at in range(0, len(ids), chunk):
+            piece = torch.tensor([ids[at : at + chunk]], device=self.device)
+            tapped = self._prefill_pass(Span(piece, cache.lengths.copy(), final=True), cache, taps)
+            cache.lengths[0] += piece.shape[1]
+            for tap in taps:
+                pieces[tap].append(tapped[tap][0])
+        nothing = torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
+        return {tap: torch.cat(parts or [nothing]) for tap, parts in pieces.items()}
+
+    def _prefill_pass(self, span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
+        return self._through(span, cache, taps)[1]
+
+    def check_fits(self, prompt: int, new: int) -> None:
+        """Raises ContextOverflow when `prompt + new` tokens do not fit the model's context."""
+        if prompt + new > self.context:
+            raise ContextOverflow(
+                f"prompt of {prompt} tokens + {new} new tokens exceed the model's context of {self.context} tokens"
+            )
+
+
+def _matrices(model: PreTrainedModel) -> list[Tensor]:
+    """The weights a pass reads in full: not the tables it looks rows up in, nor vectors, which weigh nothing."""
+    output = getattr(model.get_output_embeddings(), "weight", None)
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)} - {id(output)}
+    return [weight for weight in model.parameters() if weight.dim() > 1 and id(weight) not in tables]

@@ -1,0 +1,147 @@
+"""What the layers of a model keep: keys and values of tokens, or a state. Asked of the model, by one token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from paceline.errors import UnsupportedModel
+from paceline.targets.cache import CacheShape
+from paceline.targets.layered import LayerShape, Layout
+from paceline.targets.reach import Reach
+from paceline.targets.states import LayerState, States
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+#: Under which name a model looks up the mask of a type of layer that attends.
+KINDS = {name: name for name in ("full_attention", "sliding_attention", "chunked_attention")}
+KINDS |= {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+KNOWN = (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+WINDOWS = ("sliding_window", "attention_chunk_size")  # as configurations call them
+
+
+@contextmanager
+def small_windows(model: PreTrainedModel, size: int = 4) -> Iterator[None]:
+    """The model with windows of this size at most, so that a few tokens show how it uses them."""
+    config = model.config.get_text_config()
+    before = {name: getattr(config, name, None) for name in WINDOWS}
+    for name, window in before.items():
+        if isinstance(window, int):
+            setattr(config, name, min(window, size))
+    try:
+        yield
+    finally:
+        for name, window in before.items():
+            if isinstance(window, int):
+                setattr(config, name, window)
+
+
+def sees_everything(model: PreTrainedModel, context: int) -> bool:
+    """Whether every token of every layer sees all before it, as the configuration has it."""
+    plain, layers = (DynamicLayer, DynamicSlidingWindowLayer), _configured(model)
+    return bool(layers) and all(type(layer) in plain and _window(layer, context) is None for layer in layers)
+
+
+def has_states(model: PreTrainedModel) -> bool:
+    """Whether layers keep a state of all that came before, as the configuration has it."""
+    states = any(isinstance(layer, LinearAttentionLayer) for layer in _configured(model))
+    return states or cache_argument(model) == "cache_params"
+
+
+def _configured(model: PreTrainedModel) -> list[Any]:
+    """The layers of a cache, as transformers makes them of a configuration; none of types that it does not know."""
+    try:
+        return list(DynamicCache(config=model.config.get_text_config()).layers)
+    except KeyError:
+        return []
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's forward, and its output, call the cache: Mamba has a name of its own for it."""
+    return "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
+
+
+@torch.inference_mode()
+def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
+    """What each layer keeps of a token, and its state before the first: as in the cache the model makes for itself.
+
+    Args:
+        context: a window that is not smaller is none.
+
+    Raises:
+        UnsupportedModel: layers that keep anything else.
+    """
+    config = model.config.get_text_config()
+    try:
+        ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        cache = getattr(model(ids, use_cache=True), cache_argument(model))
+        layers = list(cache.layers)
+    except Exception as error:
+        raise UnsupportedModel(f"{config.model_type} models keep no key/value cache we know: {error}") from error
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        raise UnsupportedModel(f"{config.model_type} with local attention counts its window by slot, not by position")
+    names = getattr(config, "layer_types", None) or [None] * len(layers)
+    layout: dict[int, LayerShape] = {}
+    states: dict[int, LayerState] = {}
+    for index, layer in enumerate(layers):
+        if type(layer) not in KNOWN:
+            raise UnsupportedModel(f"{config.model_type}: layers that keep a {type(layer).__name__} are not supported")
+        if isinstance(layer, LinearAttentionLayer):
+            kinds = layer.conv_states, layer.recurrent_states
+            states[index] = LayerState(
+                *({n: torch.zeros_like(part) for n, part in kind.items() if part is not None} for kind in kinds)
+            )
+        if getattr(layer, "keys", None) is not None:
+            name = names[index] if index < len(names) else None
+            layout[index] = _shape(config.model_type, layer, name, context)
+    if len({shape.reach.name for shape in layout.values()}) != len({shape.reach for shape in layout.values()}):
+        raise UnsupportedModel(
+            f"{config.model_type}: layers of one type with windows of several sizes are not supported"
+        )
+    if has_states(model) and not states:
+        raise UnsupportedModel(f"{config.model_type} models keep their states elsewhere than in the cache")
+    return layout, states
+
+
+def uniform_shape(layout: Layout) -> CacheShape | None:
+    """The shape of the one tensor that holds the keys and values of all layers, if one does."""
+    shapes = {(shape.reach.window, shape.keys, shape.values) for shape in layout.values()}
+    if len(shapes) != 1 or list(layout) != list(range(len(layout))):
+        return None
+    window, keys, values = shapes.pop()
+    return CacheShape(len(layout), *keys) if window is None and keys == values else None
+
+
+def _shape(model_type: str, layer: Any, name: str | None, context: int) -> LayerShape:
+    window = _window(layer, context)
+    name = name or ("full_attention" if window is None else "sliding_attention")
+    if name not in KINDS or layer.keys.dim() != 4:
+        raise UnsupportedModel(f"{model_type}: {name.replace('_', ' ')} layers are not supported")
+    name = KINDS[name]
+    keys, values = ((part.shape[1], part.shape[3]) for part in (layer.keys, layer.values))
+    return LayerShape(Reach(name, window, name.startswith("chunked")), keys, values)
+
+
+def _window(layer: object, context: int) -> int | None:
+    window = getattr(layer, "sliding_window", None)
+    return None if window is None or window >= context else int(window)

@@ -1,0 +1,125 @@
+"""The reference tier for models with recurrent layers: it verifies chains, and reads accepted tokens again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.errors import UnsupportedModel
+from paceline.targets.base import PassOutput
+from paceline.targets.layered import REGION
+from paceline.targets.span import Span
+from paceline.targets.states import MOST_PENDING, Pass, StateCache
+from paceline.targets.whole import WholeTarget, difference
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from paceline.targets.cache import KVCache
+
+STEPS = 6  # single ones of which the proof takes its measure
+#: In transformers these read several tokens as if nothing had come before; of 16-bit numbers the proof cannot see it.
+FORGETFUL = ("mamba", "falcon_mamba", "jamba")
+
+
+class StatefulTarget(WholeTarget):
+    """A causal LM with states, through its whole forward.
+
+    After a round with a rejected token the state stays where it was, and the next pass begins with the tokens that were
+    accepted since: the model's own continuation of several tokens. Their cost is part of the pass's.
+    """
+
+    chains_only = True
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        if (kind := model.config.get_text_config().model_type) in FORGETFUL:
+            raise UnsupportedModel(f"{kind} models do not go on from their states by several tokens at a time")
+        super().__init__(model, tokenizer)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        return StateCache.allocate_states(self.layout, self.states, batch, capacity, self.dtype, self.device)
+
+    def _pass(self, span: Span, cache: KVCache, taps: Collection[int], keep: int) -> PassOutput:
+        assert isinstance(cache, StateCache)
+        if span.ancestors is not None or span.offset:
+            raise ValueError("layers with states read chains, each from its beginning")
+        for row, pending in enumerate(cache.pending):
+            if len(pending) > MOST_PENDING:
+                self._read_pending(cache.rows(row, row + 1))
+        again = [len(pending) for pending in cache.pending]
+        new = span.ids.tolist()
+        most, level = max(again), min(again) == max(again)
+        ids = span.ids
+        if most:  # what is pending, what is new, padding
+            rows = [[*old, *row, *row[-1:] * (most - len(old))] for old, row in zip(cache.pending, new, strict=True)]
+            ids = torch.tensor(rows, device=ids.device)
+        window = cache.window(Span(ids, span.starts - np.array(again), final=span.final))
+        logits, tapped = self._run(window, taps, keep or (span.width if level else 0))
+        if span.final:
+            cache.states.take(cache.first_row, window.states)
+        else:
+            cache.states.last = Pass(new, again, window.states)
+        if not level:
+            logits = _behind(logits, again, span.width)
+        return PassOutput(logits, {tap: _behind(hidden, again, span.width) for tap, hidden in tapped.items()})
+
+    def _read_pending(self, cache: StateCache) -> None:
+        """Into the state of a single row."""
+        (pending,) = cache.pending
+        ids = torch.tensor([pending], device=self.device)
+        window = cache.window(Span(ids, cache.lengths - len(pending), final=True))
+        self._run(window, (), 1)
+        cache.states.take(cache.first_row, window.states)
+
+    @torch.inference_mode()
+    def _prove(self) -> None:
+        """Pieces of a prompt, a draft of which one token is right, and what comes behind it must give what the text
+        gives alone, up to a few times what single steps differ by.
+        """
+        text, rejected, then = self._text(), [4, 5, 4], [6, 4]
+        before, steps = text[:-STEPS], text[-STEPS:] + rejected
+        once, cache = self.new_cache(1, 2 * REGION), self.new_cache(1, 2 * REGION)
+        try:
+            self.prefill(before, once)
+            single = []
+            for token in steps:
+                single.append(self._logits([token], once))
+                once.commit([[0]])
+            noise = difference(torch.cat(single), self._reference(before, steps))
+            self.prefill(text, cache, chunk=len(text) // 2)
+            got = [self._logits(rejected, cache)]
+            cache.commit([[0]])
+            got.append(self._logits(then, cache))
+            want = [self._reference(text, rejected), self._reference([*text, rejected[0]], then)]
+        except Exception as error:
+            raise UnsupportedModel(
+                f"{self.config.model_type} models cannot go on from their states: {error}"
+            ) from error
+        self._compare(
+            torch.cat(got), torch.cat(want), 8 * (self._epsilon + noise), "go on from their states as from the text"
+        )
+
+    def _reference(self, text: list[int], then: list[int]) -> Tensor:
+        ids = torch.tensor([text + then], device=self.device)
+        logits: Tensor = self.model(ids, use_cache=False).logits[0, len(text) :]
+        return logits
+
+    def _logits(self, ids: list[int], cache: KVCache) -> Tensor:
+        span = Span(torch.tensor([ids], device=self.device), cache.lengths.copy())
+        return self.forward(span, cache).logits[0]
+
+
+def _behind(
+    x: Float[Tensor, "batch again+width last"], again: list[int], width: int
+) -> Float[Tensor, "batch width last"]:
+    """Of each row what comes behind the tokens that were read again."""
+    if min(again) == max(again):
+        return x[:, again[0] : again[0] + width]
+    nodes = torch.tensor(again, device=x.device)[:, None] + torch.arange(width, device=x.device)
+    return x[torch.arange(len(again), device=x.device)[:, None], nodes]
