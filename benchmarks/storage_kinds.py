@@ -62,7 +62,7 @@ def matrix(kind: Kind, outputs: int, inputs: int) -> NativeModel:
         rows = torch.from_numpy(raw)
     packed = Packed(kind, inputs, [outputs])
     packed.write(rows, packed.places(0))
-    return NativeModel(Sizes(inputs, 1, 1, 2, 1, 1e-6, 1.0), [], None, packed)
+    return NativeModel(Sizes(inputs), [], None, packed)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def product(weight: Tensor, rounds: bool) -> NativeModel:
     rows = Rows.of(weight)
     packed = Packed(rows.kind, rows.inputs, [len(weight)], input_kind=Kind.BF16 if rounds else Kind.F32)
     packed.write(rows.data, packed.places(0))
-    return NativeModel(Sizes(rows.inputs, 1, 1, 2, 1, 1e-6, 1.0), [], None, packed)
+    return NativeModel(Sizes(rows.inputs), [], None, packed)
 
 
 def dot_products(x: Tensor, weight: Tensor) -> Tensor:
