@@ -73,3 +73,8 @@ def require(condition: bool, message: str) -> None:
     """Raise OptionError(message) unless the condition holds; for options and other arguments."""
     if not condition:
         raise OptionError(message)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

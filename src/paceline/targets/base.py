@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ContextOverflow
 from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.context import context_of
 from paceline.targets.layered import LayeredCache, Layout
 from paceline.targets.span import Span
 
@@ -59,10 +60,7 @@ class Target(ABC):
         self.compute_dtype = self.dtype
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
-        self.context: int = getattr(config, "max_position_embeddings", None) or 2**31
-        rope = getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type") == "longrope":  # a pass beyond this length turns all its positions another way
-            self.context = min(self.context, rope["original_max_position_embeddings"])
+        self.context = context_of(config)
         matrices = _matrices(model)
         self.weight_count = sum(weight.numel() for weight in matrices)
         self.weight_bytes = sum(weight.nbytes for weight in matrices)

@@ -122,8 +122,8 @@ class CacheWindow(Cache):
 
     def get_seq_length(self, layer_idx: int | None = None) -> int | Tensor:  # type: ignore[override]
         """What is added to 0, 1, ... for positions; in a layer that adds it itself, for each node of a tree its own."""
-        if layer_idx is None or self.span.depths is None:
-            return int(self.span.starts.max()) + self.span.offset
+        if layer_idx is None or self.span.depths is None or self.span.batch > 1:
+            return self.span.seen
         return self.span.positions[0] - torch.arange(self.span.width, device=self.span.ids.device)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:

@@ -13,8 +13,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils.quantization_config import GgufConfig
 
-from paceline.errors import IntegrityError, ModelError, UnsupportedModel
-from paceline.targets.loading import first_line, quiet, read_weights, require_causal
+from paceline.errors import IntegrityError, ModelError, UnsupportedModel, first_line
+from paceline.targets.loading import quiet, read_weights, require_causal
 from paceline.targets.store import need
 
 STEPS = 4

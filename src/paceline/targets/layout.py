@@ -41,19 +41,17 @@ WINDOWS = ("sliding_window", "attention_chunk_size")  # as configurations call t
 
 
 @contextmanager
-def small_windows(model: PreTrainedModel, size: int = 4) -> Iterator[None]:
-    """The model with windows of this size at most, so that a few tokens show how it uses them."""
+def small_windows(model: PreTrainedModel, size: int = 4) -> Iterator[bool]:
+    """The model with windows of this size at most, so that a few tokens show how it uses them; whether it has any."""
     config = model.config.get_text_config()
-    before = {name: getattr(config, name, None) for name in WINDOWS}
+    before = {name: window for name in WINDOWS if isinstance(window := getattr(config, name, None), int)}
     for name, window in before.items():
-        if isinstance(window, int):
-            setattr(config, name, min(window, size))
+        setattr(config, name, min(window, size))
     try:
-        yield
+        yield bool(before)
     finally:
         for name, window in before.items():
-            if isinstance(window, int):
-                setattr(config, name, window)
+            setattr(config, name, window)
 
 
 def sees_everything(model: PreTrainedModel, context: int) -> bool:

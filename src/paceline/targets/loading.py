@@ -19,7 +19,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 from transformers.utils import logging as hf_logging
 
-from paceline.errors import DiskFull, IntegrityError, ModelError, OptionError, PacelineError, UnsupportedModel
+from paceline.errors import (
+    DiskFull,
+    IntegrityError,
+    ModelError,
+    OptionError,
+    PacelineError,
+    UnsupportedModel,
+    first_line,
+)
 from paceline.files import is_full
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
@@ -106,11 +114,6 @@ def quiet(*, bars: bool = False) -> Iterator[None]:
         hf_logging.set_verbosity(level)
         if had_bars:
             hf_logging.enable_progress_bar()
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextlib.contextmanager

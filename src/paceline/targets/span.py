@@ -47,6 +47,11 @@ class Span:
         return int(self.starts.max()) + self.offset + self.width
 
     @cached_property
+    def seen(self) -> int:
+        """What a model is told that asks how many tokens the cache holds: those of the longest row."""
+        return int(self.starts.max()) + self.offset
+
+    @cached_property
     def first(self) -> Int[Tensor, " batch"]:
         return torch.from_numpy(self.starts.astype(np.int64)).to(self.ids.device)
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from paceline.errors import UnsupportedModel
 from paceline.targets.base import PassOutput
-from paceline.targets.layered import REGION
 from paceline.targets.span import Span
 from paceline.targets.states import MOST_PENDING, Pass, StateCache
-from paceline.targets.whole import WholeTarget, difference
+from paceline.targets.whole import WholeTarget
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from paceline.targets.cache import KVCache
 
-STEPS = 6  # single ones of which the proof takes its measure
 #: In transformers these read several tokens as if nothing had come before; of 16-bit numbers the proof cannot see it.
 FORGETFUL = ("mamba", "falcon_mamba", "jamba")
 
@@ -77,42 +75,6 @@ class StatefulTarget(WholeTarget):
         self._run(window, (), 1)
         cache.states.take(cache.first_row, window.states)
 
-    @torch.inference_mode()
-    def _prove(self) -> None:
-        """Pieces of a prompt, a draft of which one token is right, and what comes behind it must give what the text
-        gives alone, up to a few times what single steps differ by.
-        """
-        text, rejected, then = self._text(), [4, 5, 4], [6, 4]
-        before, steps = text[:-STEPS], text[-STEPS:] + rejected
-        once, cache = self.new_cache(1, 2 * REGION), self.new_cache(1, 2 * REGION)
-        try:
-            self.prefill(before, once)
-            single = []
-            for token in steps:
-                single.append(self._logits([token], once))
-                once.commit([[0]])
-            noise = difference(torch.cat(single), self._reference(before, steps))
-            self.prefill(text, cache, chunk=len(text) // 2)
-            got = [self._logits(rejected, cache)]
-            cache.commit([[0]])
-            got.append(self._logits(then, cache))
-            want = [self._reference(text, rejected), self._reference([*text, rejected[0]], then)]
-        except Exception as error:
-            raise UnsupportedModel(
-                f"{self.config.model_type} models cannot go on from their states: {error}"
-            ) from error
-        self._compare(
-            torch.cat(got), torch.cat(want), 8 * (self._epsilon + noise), "go on from their states as from the text"
-        )
-
-    def _reference(self, text: list[int], then: list[int]) -> Tensor:
-        ids = torch.tensor([text + then], device=self.device)
-        logits: Tensor = self.model(ids, use_cache=False).logits[0, len(text) :]
-        return logits
-
-    def _logits(self, ids: list[int], cache: KVCache) -> Tensor:
-        span = Span(torch.tensor([ids], device=self.device), cache.lengths.copy())
-        return self.forward(span, cache).logits[0]
 
 
 def _behind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ from paceline.targets.base import PREFILL_CHUNK, PassOutput, Target
 from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES, run_sublayers
 from paceline.targets.layered import LayeredCache
-from paceline.targets.layout import has_states, read_layout, sees_everything
+from paceline.targets.layout import has_states, read_layout, sees_everything, small_windows
+from paceline.targets.proof import prove
 from paceline.targets.stateful import StatefulTarget
 from paceline.targets.whole import WholeTarget
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from paceline.targets.span import Span
+
+log = logging.getLogger("paceline")
 
 __all__ = ["PREFILL_CHUNK", "BlockTarget", "PassOutput", "Target", "WholeTarget", "as_target"]
 
@@ -83,12 +87,8 @@ class BlockTarget(Target):
         return self.family.adjusted(self.config, self.output(features))
 
 
-def as_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Target:
-    """The reference target of a Hugging Face model.
-
-    Raises:
-        UnsupportedModel: stateful layers, flash attention, or a model that cannot run trees.
-    """
+def check_supported(model: PreTrainedModel) -> None:
+    """Raises UnsupportedModel for what no tier runs: encoder-decoders, flash attention, models without a head."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{model.config.model_type} is an encoder-decoder, not a causal LM")
     if model.config._attn_implementation not in ("sdpa", "eager"):
@@ -98,8 +98,32 @@ def as_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None 
         )
     if model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{type(model).__name__} has no output matrix: it is not a causal LM")
+
+
+def as_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Target:
+    """The reference target of a Hugging Face model, proven to give what the model gives (`proof.prove`): its layers
+    one by one if they are of a known family and nothing lies between them, else its whole forward.
+
+    Raises:
+        UnsupportedModel: what no tier runs, or a model that cannot verify drafts.
+    """
+    check_supported(model)
     model.eval()
-    family = FAMILIES.get(model.config.model_type)
     if has_states(model):
-        return StatefulTarget(model, tokenizer)
-    return (BlockTarget if family and hasattr(model, family.decoder) else WholeTarget)(model, tokenizer)
+        return _proven(StatefulTarget, model, tokenizer)
+    family = FAMILIES.get(model.config.model_type)
+    if family and hasattr(model, family.decoder):
+        try:
+            return _proven(BlockTarget, model, tokenizer)
+        except UnsupportedModel:  # a forward of its own, a hook around the decoder: the whole forward has them
+            log.debug("%s does not run layer by layer", model.config.model_type, exc_info=True)
+    return _proven(WholeTarget, model, tokenizer)
+
+
+def _proven(
+    kind: type[BlockTarget | WholeTarget], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> Target:
+    with small_windows(model) as smaller:
+        target = kind(model, tokenizer)
+        prove(target)
+    return kind(model, tokenizer) if smaller else target

@@ -14,10 +14,12 @@ from torch import Tensor
 from paceline.errors import UnsupportedModel
 from paceline.targets import fused
 from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.context import context_of
+from paceline.targets.layout import sees_everything
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
 from paceline.targets.plain_ops import PlainOps
 from paceline.targets.rope import RopeTables
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target, check_supported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -157,9 +159,9 @@ def _operations(exact: bool) -> Callable[[Shape, RopeTables, int], Operations]:
 
 def check_model(model: PreTrainedModel) -> None:
     """Raises UnsupportedModel for what no tier runs, or only the reference tier."""
-    layout = as_target(model).layout
+    check_supported(model)
     fused.check(model)
-    if layout:
+    if not sees_everything(model, context_of(model.config.get_text_config())):
         raise UnsupportedModel("the torch tier does not support sliding windows: use the reference tier")
 
 

@@ -11,18 +11,19 @@ from paceline.errors import UnsupportedModel
 from paceline.targets.base import PassOutput, Target
 from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES
-from paceline.targets.layered import REGION, LayeredCache
-from paceline.targets.layout import KINDS, cache_argument, read_layout, small_windows, uniform_shape
-from paceline.targets.span import Span
+from paceline.targets.layered import LayeredCache
+from paceline.targets.layout import KINDS, cache_argument, read_layout, uniform_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from paceline.targets.span import Span
+
 
 class WholeTarget(Target):
-    """Any other causal LM, through its whole forward. Construction proves on a few tokens that the model honours
-    our mask, positions and cache, and refuses it otherwise.
+    """Any other causal LM, through its whole forward. Whether it honours our masks, positions and cache is to be
+    proven (`proof.prove`).
     """
 
     has_blocks = False
@@ -32,12 +33,6 @@ class WholeTarget(Target):
         # Llama 4 counts positions on from the cache's one length, to scale its queries by them.
         self._row_by_row = bool(getattr(self.config, "attn_temperature_tuning", False))
         self._cache_argument = cache_argument(model)
-        with small_windows(model):
-            self._read_layout()
-            self._prove()
-        self._read_layout()
-
-    def _read_layout(self) -> None:
         layout, self.states = read_layout(self.model, self.context)
         self._shape = None if self.states else uniform_shape(layout)
         self.layout = {} if self._shape else layout
@@ -111,42 +106,3 @@ class WholeTarget(Target):
             f"{self.config.model_type} models run through their whole forward only: drafters that need the model's "
             f"layers one by one, or the input of its final norm, support {', '.join(FAMILIES)}"
         )
-
-    @torch.inference_mode()
-    def _prove(self) -> None:
-        """A two-branch tree behind a prefix must give what each branch gives alone."""
-        prefix, branches = self._text(), [[4, 5], [4, 6]]
-        cache = self.new_cache(1, 2 * REGION)
-        try:
-            self.prefill(prefix, cache)
-            tree = torch.tensor([[4, 5, 6]], device=self.device)
-            ancestors = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], dtype=torch.bool, device=self.device)
-            depths = torch.tensor([[0, 1, 1]], device=self.device)
-            got = self.forward(Span(tree, cache.lengths.copy(), 0, depths, ancestors), cache).logits[0, 1:]
-            want = torch.stack(
-                [self.model(torch.tensor([prefix + branch], device=self.device)).logits[0, -1] for branch in branches]
-            )
-        except Exception as error:
-            raise UnsupportedModel(f"{self.config.model_type} models cannot run token trees: {error}") from error
-        # Tight, since a wrong position changes little over so short a prefix: what rounding explains and no more.
-        self._compare(got, want, self._epsilon**0.5, "honour a tree mask and positions")
-
-    @property
-    def _epsilon(self) -> float:
-        """Parts of a model compute in float32, whatever its type."""
-        return max(torch.finfo(self.dtype).eps, torch.finfo(torch.float32).eps)
-
-    def _text(self) -> list[int]:
-        """A few tokens; more than a ring has slots where there are (small) windows."""
-        windows = any(shape.reach.window for shape in self.layout.values())
-        return [1, 2, 3] * (REGION // 2 if windows else 3)
-
-    def _compare(self, got: Tensor, want: Tensor, tolerance: float, what: str) -> None:
-        """Logits that may differ by so much of their range."""
-        if not difference(got, want) <= tolerance:
-            raise UnsupportedModel(f"{self.config.model_type} models do not {what}: drafts cannot be verified")
-
-
-def difference(got: Tensor, want: Tensor) -> float:
-    """The largest, as a part of the range of `want`."""
-    return float((got - want).abs().max() / (want.max() - want.min()))

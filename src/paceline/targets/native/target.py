@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.context import context_of
+from paceline.targets.layout import sees_everything
 from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 from paceline.targets.native.model import ACTIVATIONS, ExpertWeights, LayerWeights, NativeModel, Places, Sizes
@@ -21,7 +23,7 @@ from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import BLOCK, Kind
 from paceline.targets.parts import ExpertParts, LayerParts, ModelParts, Norm, check_described, refuse
 from paceline.targets.rope import RopeTables
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target, check_supported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -145,7 +147,7 @@ class NativeTarget(Target):
 def check_model(model: PreTrainedModel) -> None:
     """Raises UnsupportedModel for what this tier, or no tier, runs."""
     check_described(model, "native")
-    layout = as_target(model).layout  # which refuses what no tier supports
+    check_supported(model)
     parts = ModelParts(model)
     config, family, size = parts.config, parts.family, parts.head_dim
     rotary = 2 * parts.decoder.rotary_emb.inv_freq.numel()
@@ -155,7 +157,7 @@ def check_model(model: PreTrainedModel) -> None:
             f"head size {size}, of it {rotary} rotated": size > MAX_HEAD_DIM or size % 2 or rotary > size,
             f"experts with activation {getattr(config, family.activation)}": family.experts
             and not (family.gated and parts.activation == "silu"),
-            "sliding windows": bool(layout),
+            "sliding windows": not sees_everything(model, context_of(config)),
             f"device {model.device}": model.device.type != "cpu",
             "float64 (it computes in float32)": model.dtype == torch.float64,
         },

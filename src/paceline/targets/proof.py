@@ -1,0 +1,201 @@
+"""Proof that a target gives what its model gives: made whenever a model is loaded, by a few tokens in a few passes.
+
+Layers that are called one by one, or kernels that read weights, leave out whatever else a model does: a forward of its
+own, a hook around the decoder, positions that it works out by itself. So the model itself reads three short texts, the
+target reads them in the ways the engine does, and the logits are compared. What may differ is judged by the model's own
+noise: the same texts, read by the model in two passes instead of one.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from paceline.errors import UnsupportedModel, first_line
+from paceline.targets.span import Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.targets.cache import KVCache
+    from paceline.targets.target import Target
+
+LENGTH = 12  # tokens of a text
+SHARED = 5  # with which the first two texts begin: what is in the cache, and the root of the tree
+SECOND = 7  # tokens of the third text that are in the cache
+FILLERS = 16  # siblings that put the last branch's slots far from its positions
+PATH = 3  # nodes below the root of the branch that is accepted
+SPLIT = 6  # where the model's own second reading is cut in two
+
+FACTOR = 8.0  # a target may differ by this many times the model's own noise
+FLOOR = 8.0  # and by this many units of rounding of its type, or float32's: sums over keys in other slots are others
+TOO_NOISY = 0.3  # a model that far from itself has no output to keep to
+DRAWS = 3  # of other tokens, before a difference counts: a near tie between experts looks like one
+
+log = logging.getLogger("paceline")
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What the model itself makes of the texts.
+
+    Attributes:
+        noise: relative difference between its reading them in one pass and in two; 0 where that was not asked for.
+    """
+
+    ids: Int[Tensor, "three length"]
+    logits: Float[Tensor, "three length vocab"]
+    noise: float = 0.0
+
+
+@torch.inference_mode()
+def witness(model: PreTrainedModel, draw: int = 0, *, noise: bool = True) -> Witness:
+    """Three texts through the model itself; before a tier takes its weights over.
+
+    Raises:
+        UnsupportedModel: it fails on them.
+    """
+    ids = _texts(model, draw)
+    try:
+        logits = model(input_ids=ids, use_cache=False).logits
+        if not noise:
+            return Witness(ids, logits)
+        first = model(input_ids=ids[:, :SPLIT], use_cache=True)
+        second = model(input_ids=ids[:, SPLIT:], past_key_values=first.past_key_values, use_cache=True)
+    except Exception as error:
+        raise UnsupportedModel(f"{_kind(model)} models do not run: {first_line(error)}") from error
+    noise = _differences(second.logits, logits[:, SPLIT:]).median(dim=1).values.max().item()
+    return Witness(ids, logits, noise)
+
+
+def _texts(model: PreTrainedModel, draw: int) -> Int[Tensor, "three length"]:
+    """Tokens from all over the vocabulary, but none that means something of its own, such as an image's place."""
+    config: Any = model.config
+    named = {
+        value
+        for part in (config, config.get_text_config())
+        for name, value in vars(part).items()
+        if isinstance(value, int) and name.endswith(("token_id", "token_index"))
+    }
+    numbers = np.random.default_rng(draw)
+    plain = np.setdiff1d(np.arange(min(config.get_text_config().vocab_size, 1 << 16)), list(named))
+    ids = torch.from_numpy(numbers.choice(plain, (3, LENGTH))).to(model.device)
+    ids[1, :SHARED] = ids[0, :SHARED]
+    return ids
+
+
+def _differences(got: Float[Tensor, "*nodes vocab"], want: Float[Tensor, "*nodes vocab"]) -> Float[Tensor, "*nodes"]:
+    """By node, relative to how far its logits lie apart."""
+    got, want = got.double(), want.double()
+    ranges = (want - want.mean(-1, keepdim=True)).norm(dim=-1)
+    return ((got - want).norm(dim=-1) / ranges.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(torch.inf)
+
+
+def prove(target: Target) -> None:
+    """Compare a target that runs its model's own modules with the model itself.
+
+    Logs one line where the model's own passes differ by more than rounding, as those of LLM.int8 do.
+
+    Raises:
+        UnsupportedModel: the target gives other logits than the model, or the model's own passes differ widely.
+    """
+    floor = _rounding(target.dtype)
+    for draw in range(DRAWS):
+        seen = witness(target.model, draw)
+        if seen.noise > TOO_NOISY:
+            raise UnsupportedModel(
+                f"{_kind(target.model)} models read a text in two passes otherwise than in one "
+                f"(logits differ by {seen.noise:.0%}): there is no output that drafts could be verified by"
+            )
+        differs = difference(target, seen)
+        if differs <= max(floor, FACTOR * seen.noise):
+            break
+    else:
+        raise UnsupportedModel(
+            f"{_kind(target.model)} models do not honour paceline's cache, mask and positions (logits differ by "
+            f"{differs:.1%}): drafts cannot be verified"
+        )
+    if seen.noise > floor:
+        log.warning(
+            "passes of %s differ from each other by more than rounding (logits by %.1g %%): greedy text may differ "
+            "from generate's, even without drafts",
+            target.name,
+            100 * seen.noise,
+        )
+
+
+@torch.inference_mode()
+def difference(target: Target, seen: Witness) -> float:
+    """The largest relative difference between what the model made of the texts and what the target makes of them.
+
+    The first two texts are branches of one tree, with many siblings between them; the third is another row of the
+    batch, further on in its text. Then both rows go on behind what was accepted. A target of chains reads the first
+    text with a wrong token behind it instead.
+
+    Raises:
+        UnsupportedModel: a pass fails.
+    """
+    ids, want = seen.ids, seen.logits
+    fillers = 0 if target.chains_only else FILLERS
+    accepted, other = [0, *range(fillers + 1, fillers + PATH + 1)], [1, fillers + PATH + 1]
+    done, behind = SHARED + PATH, SECOND + 2  # what of the first and third text is in the cache then
+    cache = target.new_cache(2, SECOND + FILLERS + PATH + 2)
+    try:
+        target.prefill(ids[0, : SHARED - 1].tolist(), cache.rows(0, 1))
+        target.prefill(ids[2, :SECOND].tolist(), cache.rows(1, 2), chunk=SHARED)
+        tree = _tree(ids, cache, accepted, other)
+        if target.chains_only:
+            tree = Span(tree.ids, tree.starts)
+        # A model that asks for the cache's length gets one number for all rows and nodes: no position may come of it.
+        tree.seen = max(min(target.context, 1 << 20) - tree.width, 0)
+        drafted = target.forward(tree, cache).logits
+        cache.commit([accepted, [0, 1]])
+        rest = torch.stack([ids[0, done:], torch.cat([ids[2, behind:], ids[2, : behind - done]])])
+        last = target.forward(Span(rest, cache.lengths.copy()), cache).logits
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(f"{_kind(target.model)} models cannot run token trees: {first_line(error)}") from error
+    return max(
+        _differences(drafted[0, accepted], want[0, SHARED - 1 : done]).max().item(),
+        0.0 if target.chains_only else _differences(drafted[0, other], want[1, SHARED : SHARED + 2]).max().item(),
+        _differences(drafted[1, :2], want[2, SECOND:behind]).max().item(),
+        _differences(last[0], want[0, done:]).max().item(),
+        _differences(last[1, : LENGTH - behind], want[2, behind:]).max().item(),
+    )
+
+
+def _tree(ids: Tensor, cache: KVCache, accepted: list[int], other: list[int]) -> Span:
+    """The first text's tokens at the nodes `accepted`, the second's at `other`, siblings between; and the third's
+    root with one node, padded.
+    """
+    width = other[1] + 1
+    parents = [0] * width
+    parents[other[1]] = other[0]
+    for parent, node in pairwise(accepted):
+        parents[node] = parent
+    nodes = torch.stack([ids.flatten()[:width], ids[2, SECOND - 1 :].repeat(width)[1 : width + 1]])
+    nodes[0, other], nodes[0, accepted] = ids[1, SHARED : SHARED + 2], ids[0, SHARED - 1 : SHARED + PATH]
+    seen, depths = torch.zeros(2, width, width, dtype=torch.bool), torch.zeros(2, width, dtype=torch.long)
+    for row, above in enumerate((parents, [0] * width)):
+        for node in range(width):
+            if node:
+                seen[row, node], depths[row, node] = seen[row, above[node]], depths[row, above[node]] + 1
+            seen[row, node, node] = True
+    return Span(nodes, cache.lengths.copy(), 0, depths.to(ids.device), seen.to(ids.device))
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """What a type's rounding explains: 2e-5 for float32, 0.06 for bfloat16. Norms and angles are float32 everywhere."""
+    return max(FLOOR * torch.finfo(dtype).eps, 2e-5)
+
+
+def _kind(model: PreTrainedModel) -> str:
+    return str(model.config.get_text_config().model_type)
