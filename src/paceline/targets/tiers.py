@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from paceline.errors import ModifiedModel, NativeUnavailable, OptionError, UnsupportedModel
-from paceline.targets.target import Target
+from paceline.targets.base import Target
+from paceline.targets.proof import check_agrees, witness
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,6 +24,8 @@ TIERS = {
 #: The torch tier's other forms: where exactness is given up (the native tier would gain nothing by it), and on a GPU.
 INEXACT_TORCH = "paceline.targets.torch_tier:make_inexact_torch_target"
 CUDA_TORCH = "paceline.targets.cuda_graphs:make_graph_target"
+TORCH = "paceline.targets.torch_tier"
+REFERENCE = "reference"
 AUTO = "auto"  # the fastest tier that runs the model: what a model loaded by name gets
 
 log = logging.getLogger("paceline")
@@ -52,11 +55,17 @@ def make_target(
     if tier == AUTO:
         return _fastest(model, tokenizer, exact)
     module, _, function = _made_by(tier, model, exact).partition(":")
+    make = getattr(import_module(module), function)
+    if tier == REFERENCE:
+        return cast("Target", make(model, tokenizer))
+    import_module(module if tier != "torch" else TORCH).check_model(model)
+    seen = witness(model, noise=False)  # before its weights are taken
     try:
-        target: Target = getattr(import_module(module), function)(model, tokenizer)
+        target: Target = make(model, tokenizer)
     except NativeUnavailable as error:
         log.warning(GOING_ON, error)
         return make_target(model, tokenizer, "torch", exact)
+    check_agrees(target, seen)
     if exact and not target.exact:
         raise _not_exact(tier, target.exactness)
     return target
