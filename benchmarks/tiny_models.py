@@ -81,7 +81,6 @@ SIZES: dict[str, Any] = {
     "sliding_window": WINDOW,
     "attention_chunk_size": WINDOW,
     "attention_window_size": WINDOW,
-    "keep_window_size": WINDOW,
     "sliding_window_size": WINDOW,
     "window_size": WINDOW,
     # states
