@@ -144,7 +144,7 @@ def _own(model: PreTrainedModel, prompt: list[int]) -> list[int]:
 
 @torch.inference_mode()
 def _verdict(model: PreTrainedModel, prompt: list[int], wanted: list[int], got: list[int]) -> str:
-    """"tie" where the first different token was as likely as the wanted one."""
+    """Whether the ids are the same; "tie" where the first different token was as likely as the wanted one."""
     if wanted == got:
         return "same"
     at = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), None)
@@ -191,8 +191,9 @@ def page(findings: Sequence[Finding], command: str) -> str:
     lines = [
         "# Which architectures run",
         "",
-        f"Written by `{command}` ({datetime.now(UTC):%Y-%m-%d}, transformers {transformers.__version__}): a tiny random",
-        f"model of each of the {len(findings)} causal architectures of transformers, float32 on the CPU, decoded with",
+        f"Written by `{command}` ({datetime.now(UTC):%Y-%m-%d},",
+        f"transformers {transformers.__version__}): a tiny random model of each of the {len(findings)} causal",
+        "architectures of transformers, float32 on the CPU, decoded with",
         f"{', '.join(f'`{name.partition(chr(58))[0]}`' for name in DRAFTERS)} and, where layers run one by one,",
         "`layer-skip`, one prompt at a time and as a ragged batch, against the model's own greedy `generate`.",
         "`siblings` proposes the truth with wrong tokens beside it.",
@@ -205,8 +206,9 @@ def page(findings: Sequence[Finding], command: str) -> str:
         + ", ".join(f"`{tier}` for {number}" for tier, number in tiers.most_common())
         + ".",
         "",
-        "*Layers*: one by one, as early exit, layer skipping and trained heads need them, or the whole forward. *Chains*:",
-        "layers with states, for which trees are cut to chains. *bf16*: whether the same holds in bfloat16, by logits.",
+        "*Layers*: one by one, as early exit, layer skipping and trained heads need them, or the whole forward.",
+        "*Chains*: layers with states, for which trees are cut to chains. *bf16*: whether the same holds in bfloat16,",
+        "by logits.",
         "",
         "| architecture | outcome | tier | layers | windows | chains | bf16 | notes |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -115,9 +115,13 @@ HYBRID = {"layer_types": ["mamba", "attention"] * 2}
 ENCODERS = {"is_decoder": True}
 #: And what some need besides, since their fields hang together in ways of their own.
 BESIDES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), MLA),
+    **dict.fromkeys(
+        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), MLA
+    ),
     **dict.fromkeys(("longcat_flash", "minicpm3", "youtu", "dots3_note", "dots3_note_text"), MLA),
-    **dict.fromkeys(("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"), ENCODERS),
+    **dict.fromkeys(
+        ("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"), ENCODERS
+    ),
     **dict.fromkeys(("megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xmod"), ENCODERS),
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "roc_bert"), ENCODERS),
     "bailing_hybrid": MLA | {"layer_group_size": 2},

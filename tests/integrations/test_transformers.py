@@ -22,13 +22,13 @@ from transformers import (
     T5ForConditionalGeneration,
     TextIteratorStreamer,
 )
-from transformers.generation.stopping_criteria import EosTokenCriteria
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import paceline
 from paceline.drafters.none import NoDrafter
 from paceline.errors import ContextOverflow, OptionError, PacelineError, UnsupportedModel
-from paceline.integrations.transformers import CustomGenerate
+from paceline.integrations.transformers import CustomGenerate, _says_nothing
 from paceline.targets.sources import load_model
 from tiny import byte_tokenizer, small_llama
 
@@ -197,6 +197,19 @@ def test_streamer_sees_what_generate_would_put(tiny_llama: LlamaForCausalLM) -> 
     assert ours.ended == 1
 
 
+def test_generates_own_streamer(tiny_llama: LlamaForCausalLM) -> None:
+    """transformers does not hand it on, but has put the prompt."""
+    inputs, theirs, ours, another = batch(PROMPTS[:1]), Recorder(), Recorder(), Recorder()
+    asked = {"max_new_tokens": 15, "pad_token_id": 0}
+    tiny_llama.generate(**inputs, **asked, streamer=theirs)
+    fast = paceline.custom_generate(METHODS[0], streamer=another)
+    tiny_llama.generate(**inputs, **asked, streamer=ours, custom_generate=fast)
+    assert ours.puts == another.puts == theirs.puts
+    assert ours.ended == another.ended == 1
+    with pytest.raises(OptionError, match="streamer takes one row"):
+        tiny_llama.generate(**batch(PROMPTS), **asked, streamer=Recorder(), custom_generate=paceline.custom_generate())
+
+
 def test_text_streamer(tiny_llama: LlamaForCausalLM) -> None:
     streamer = TextIteratorStreamer(byte_tokenizer(), skip_prompt=True)
     fast = paceline.custom_generate(METHODS[0], streamer=streamer)
@@ -247,6 +260,9 @@ def test_target_is_built_once_a_model(tiny_llama: LlamaForCausalLM) -> None:
     [
         ({"num_beams": 2}, "beam search"),
         ({"prompt_lookup_num_tokens": 3}, "assisted"),
+        ({"assistant_model": small_llama(seed=1)}, "draft-model:model="),
+        ({"num_assistant_tokens": 3}, "knows no num_assistant_tokens: policies"),
+        ({"generation_config": GenerationConfig(assistant_confidence_threshold=0.9)}, "assistant_confidence_threshold"),
         (
             {"return_dict_in_generate": True, "output_scores": True, "output_attentions": True},
             "output_scores, output_a",
@@ -347,6 +363,31 @@ def test_model_without_blocks() -> None:
     config = GPT2Config(vocab_size=257, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3)
     model = GPT2LMHeadModel(config).double().eval()
     same(model, paceline.custom_generate("prompt-lookup"), batch(PROMPTS), eos_token_id=[3, 4], no_repeat_ngram_size=4)
+
+
+def test_what_multimodal_models_get_with_a_text(tiny_llama: LlamaForCausalLM) -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    fast = paceline.custom_generate("none")
+    tiny_llama.generate(ids, max_new_tokens=2, custom_generate=fast)
+    nothing = {"mm_token_type_ids": torch.zeros_like(ids), "pixel_values": None, "mm_encoder_outputs": {}}
+    for name, value in nothing.items():
+        assert _says_nothing(name, value)
+    assert not _says_nothing("mm_token_type_ids", ids)
+    assert not _says_nothing("pixel_values", torch.zeros(1))
+
+
+def test_refuses_inputs_that_something_else_prepares() -> None:
+    model = small_llama()
+    model.prepare_inputs_for_generation = lambda *args, **kwargs: {}
+    with pytest.raises(OptionError, match="PEFT's prompt learning"):
+        model.generate(**batch(PROMPTS[:1]), custom_generate=paceline.custom_generate("none"))
+
+
+def test_called_by_hand(tiny_llama: LlamaForCausalLM) -> None:
+    ids, config = torch.tensor([[1, 2, 3]]), GenerationConfig(max_length=8)
+    criteria = StoppingCriteriaList([MaxLengthCriteria(8)])
+    out = paceline.custom_generate("none")(tiny_llama, ids, LogitsProcessorList(), criteria, config)
+    assert out.tolist() == tiny_llama.generate(ids, max_length=8).tolist()
 
 
 @pytest.mark.model

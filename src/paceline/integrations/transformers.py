@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +23,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 from paceline.api import LLM, load, parse_method
 from paceline.decoding.request import Request
 from paceline.errors import OptionError, require
+from paceline.integrations.caller import asked_of_generate, refuse_assistants
 from paceline.integrations.padded import BatchRow, Stopping
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 #: What generate hands over besides the ids; paceline keeps a cache of its own and needs no `logits_to_keep`.
 UNDERSTOOD = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+TYPES = {"token_type_ids", "mm_token_type_ids"}  # 0 is text
 #: Parts of a `GenerateDecoderOnlyOutput` that would need the model's plain, token-by-token passes.
 NOT_RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -48,7 +49,7 @@ class CustomGenerate:
     Args:
         drafter, policy, verifier: as for `paceline.load`.
         tokenizer: for `generate(stop_strings=...)`, and for drafters that compare tokenizers.
-        streamer: gets prompt and tokens. generate would not pass on its own argument of that name, nor `tokenizer`.
+        streamer: gets prompt and tokens of every call; so does the `streamer` that generate is given.
 
     Attributes:
         stats: of the last call, one a row.
@@ -73,6 +74,7 @@ class CustomGenerate:
         self.tokenizer, self.streamer = tokenizer, streamer
         self.stats: list[Stats] = []
         self._llm: LLM | None = None
+        self._around: object = None  # what there was besides the layers when the model was loaded
 
     # generate takes parameters named here (other than `_sample`'s) from its own keywords before it prepares anything:
     # wanted for stop_strings, which it refuses without a tokenizer; attention_mask and the like must not be named.
@@ -86,10 +88,13 @@ class CustomGenerate:
         stop_strings: str | Sequence[str] | None = None,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | Int[Tensor, "batch longest"]:
+        asked = asked_of_generate()
+        refuse_assistants(asked, generation_config)
+        streamers = [streamer for streamer in (self.streamer, asked.streamer) if streamer is not None]
         with _evaluating(model):
             llm = self._loaded(model)
-            _refuse(input_ids, generation_config, model_kwargs)
-            require(self.streamer is None or len(input_ids) == 1, "a streamer takes one row, not a batch")
+            _refuse(model, input_ids, generation_config, model_kwargs)
+            require(not streamers or len(input_ids) == 1, "a streamer takes one row, not a batch")
             criteria = StoppingCriteriaList([*stopping_criteria, *self._stop_strings(stop_strings)])
             stopping = Stopping(criteria, len(input_ids))
             pad = getattr(generation_config, "_pad_token_tensor", None)
@@ -101,7 +106,9 @@ class CustomGenerate:
                 self._request(llm, row, ids, logits_processor, stopping, bool(generation_config.do_sample))
                 for row, ids in _rows(input_ids, model_kwargs.get("attention_mask"))
             ]
-            self._run(llm, requests, input_ids)
+            if self.streamer is not None:  # generate has put the prompt into its own
+                self.streamer.put(input_ids.cpu())
+            _run(llm, requests, streamers)
         self.stats = [request.stats for request in requests]
         new = stopping.length() - input_ids.shape[1]
         outputs = [torch.tensor(request.output[:new]) for request in requests]
@@ -112,10 +119,12 @@ class CustomGenerate:
         return sequences
 
     def _loaded(self, model: PreTrainedModel) -> LLM:
-        if self._llm is None or self._llm.target.model is not model:
+        around = _around(model)
+        if self._llm is None or self._llm.target.model is not model or self._around != around:
             self._llm = load(
                 model, drafter=self.drafter, policy=self.policy, tokenizer=self.tokenizer, verifier=self.verifier
             )
+            self._around = around
         return self._llm
 
     def _request(
@@ -139,20 +148,6 @@ class CustomGenerate:
             verifier=llm.verifier,
         )
 
-    def _run(self, llm: LLM, requests: list[Request], input_ids: Tensor) -> None:
-        rounds = llm.engine.run(requests)
-        if self.streamer is None:
-            deque(rounds, maxlen=0)
-            return
-        self.streamer.put(input_ids.cpu())
-        sent = 0
-        for request in rounds:
-            output = request.output
-            for token in output[sent:]:
-                self.streamer.put(torch.tensor([token]))
-            sent = len(output)
-        self.streamer.end()
-
     def _stop_strings(self, stop_strings: str | Sequence[str] | None) -> list[StopStringCriteria]:
         if not stop_strings:
             return []
@@ -162,11 +157,27 @@ class CustomGenerate:
         return [StopStringCriteria(self.tokenizer, strings)]
 
 
+def _run(llm: LLM, requests: list[Request], streamers: Sequence[BaseStreamer]) -> None:
+    sent = 0
+    for request in llm.engine.run(requests):
+        output = request.output
+        for streamer in streamers:  # then there is one request
+            for token in output[sent:]:
+                streamer.put(torch.tensor([token]))
+        sent = len(output)
+    for streamer in streamers:
+        streamer.end()
+
+
 custom_generate = CustomGenerate  # lower case as generate's argument is
 
 
-def _refuse(input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+def _refuse(model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
     """Raise OptionError for what generate was asked for and this loop would not do."""
+    require(
+        "prepare_inputs_for_generation" not in vars(model),
+        "custom_generate cannot decode a model whose inputs something else prepares, such as PEFT's prompt learning",
+    )
     mode = config.get_generation_mode()
     require(
         mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE),
@@ -180,7 +191,9 @@ def _refuse(input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str,
         config.cache_implementation in (None, "dynamic", "dynamic_full", "static"),
         f"custom_generate keeps a cache of its own; it has no cache_implementation '{config.cache_implementation}'",
     )
-    unknown = [name for name, value in model_kwargs.items() if value is not None and name not in UNDERSTOOD]
+    unknown = [
+        name for name, value in model_kwargs.items() if name not in UNDERSTOOD and not _says_nothing(name, value)
+    ]
     require(not unknown, f"custom_generate cannot pass {', '.join(unknown)} to the model")
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
@@ -193,6 +206,22 @@ def _refuse(input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str,
         positions is None or bool((positions.expand_as(own) == own)[seen].all()),
         "custom_generate numbers positions from the first token; it cannot take other position_ids",
     )
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Whether an input of the model is as good as none: what multimodal models get with a text."""
+    if isinstance(value, Tensor) and name in TYPES:
+        return not value.any()
+    return value is None or (isinstance(value, Sized) and not isinstance(value, Tensor) and len(value) == 0)
+
+
+def _around(model: PreTrainedModel) -> object:
+    """What a call of the model passes through before its layers, and after: forwards that were replaced, and hooks."""
+    parts = {id(part): part for part in (model, model.base_model)}
+    return [
+        (vars(part).get("forward"), type(part), [*part._forward_hooks], [*part._forward_pre_hooks])
+        for part in parts.values()
+    ]
 
 
 def _rows(input_ids: Tensor, mask: Tensor | None) -> Iterator[tuple[BatchRow, list[int]]]:

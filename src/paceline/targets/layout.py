@@ -18,7 +18,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from paceline.errors import UnsupportedModel
+from paceline.errors import UnsupportedModel, first_line
 from paceline.targets.cache import CacheShape
 from paceline.targets.layered import LayerShape, Layout
 from paceline.targets.reach import Reach
@@ -95,7 +95,9 @@ def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
         cache = getattr(model(ids, use_cache=True), cache_argument(model))
         layers = list(cache.layers)
     except Exception as error:
-        raise UnsupportedModel(f"{config.model_type} models keep no key/value cache we know: {error}") from error
+        raise UnsupportedModel(
+            f"{config.model_type} models keep no key/value cache we know: {first_line(error)}"
+        ) from error
     if "local" in (getattr(config, "attention_layers", None) or ()):
         raise UnsupportedModel(f"{config.model_type} with local attention counts its window by slot, not by position")
     names = getattr(config, "layer_types", None) or [None] * len(layers)

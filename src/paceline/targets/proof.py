@@ -72,18 +72,20 @@ def witness(model: PreTrainedModel, draw: int = 0, *, noise: bool = True) -> Wit
         second = model(input_ids=ids[:, SPLIT:], past_key_values=first.past_key_values, use_cache=True)
     except Exception as error:
         raise UnsupportedModel(f"{_kind(model)} models do not run: {first_line(error)}") from error
-    noise = _differences(second.logits, logits[:, SPLIT:]).median(dim=1).values.max().item()
-    return Witness(ids, logits, noise)
+    differences = _differences(torch.cat([first.logits, second.logits], 1), logits)
+    return Witness(ids, logits, max(part.median(1).values.max().item() for part in differences.split(SPLIT, 1)))
 
 
 def _texts(model: PreTrainedModel, draw: int) -> Int[Tensor, "three length"]:
     """Tokens from all over the vocabulary, but none that means something of its own, such as an image's place."""
     config: Any = model.config
     named = {
-        value
+        token
         for part in (config, config.get_text_config())
         for name, value in vars(part).items()
-        if isinstance(value, int) and name.endswith(("token_id", "token_index"))
+        if name.endswith(("token_id", "token_index"))
+        for token in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(token, int)
     }
     numbers = np.random.default_rng(draw)
     plain = np.setdiff1d(np.arange(min(config.get_text_config().vocab_size, 1 << 16)), list(named))
@@ -141,8 +143,8 @@ def check_agrees(target: Target, seen: Witness) -> None:
     differs = difference(target, seen)
     if not differs <= max(2 * _rounding(seen.logits.dtype), KERNELS):
         raise ModelError(
-            f"the {target.tier} tier gives other logits than {target.name} itself (by {differs:.1%}): use the reference "
-            "tier, and tell paceline's authors of this model"
+            f"the {target.tier} tier gives other logits than {target.name} itself (by {differs:.1%}): use the "
+            "reference tier, and tell paceline's authors of this model"
         )
 
 
