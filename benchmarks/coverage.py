@@ -118,7 +118,10 @@ def examine(kind: str, model: PreTrainedModel | None = None) -> Finding:
 
 def _decode(finding: Finding, model: PreTrainedModel) -> None:
     """Every drafter, alone and in a batch, against the model's own output."""
-    own = [_own(model, prompt) for prompt in PROMPTS]
+    try:
+        own = [_own(model, prompt) for prompt in PROMPTS]
+    except Exception as error:
+        raise PacelineError(f"transformers' own generate fails: {first_line(error)}") from error
     outputs = {tuple(prompt): output for prompt, output in zip(PROMPTS, own, strict=True)}
     for name in (*DRAFTERS, *(("layer-skip",) if finding.blocks else ())):
         drafter: Any = (lambda target: Siblings(target, outputs)) if name == "siblings" else f"{name}+fixed:k=4"

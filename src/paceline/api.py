@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
+from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
     from paceline.decoding.stats import Stats
     from paceline.drafting.base import Drafter
+
+#: Options of `load` that say where a model comes from and how its weights are held: see `sources.load_model`.
+SOURCE = frozenset(
+    ("revision", "trust_remote_code", "progress", "device_map", "quantization_config", "attn_implementation", "adapter")
+) | {"merge_adapter"}
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 
@@ -158,7 +164,7 @@ class LLM:
 
 
 def load(
-    model: str | PreTrainedModel,
+    model: str | PathLike[str] | PreTrainedModel,
     *,
     drafter: str | Callable[[Target], Drafter] = "auto",
     policy: str | None = None,
@@ -184,7 +190,9 @@ def load(
         exact: True insists on greedy output being plain decoding's bit for bit, which the torch and native tiers
             promise in float32 on the CPU, the native one in bfloat16 too; False takes torch's own attention in the
             torch tier. Default: what the tier promises.
-        **source: `revision`, `trust_remote_code`.
+        **source: of models by name: `revision`, `trust_remote_code`; `device_map`, `quantization_config` and
+            `attn_implementation` as for `from_pretrained`; `adapter`, folder or hub id of a PEFT adapter, and
+            `merge_adapter`, False to keep it beside the weights.
 
     Raises:
         OptionError: unknown drafter, policy or option; `exact` where it cannot be.
@@ -192,9 +200,13 @@ def load(
     """
     if isinstance(drafter, str):
         parse_method(drafter, policy)  # refuse bad names before a model is loaded
-    if isinstance(model, str):
-        target = load_target(model, dtype=dtype, device=device, tier=tier, exact=exact, **source)
+    unknown = sorted(set(source) - SOURCE)
+    require(not unknown, f"load has no option {', '.join(unknown)}; there are {', '.join(sorted(SOURCE))}")
+    if isinstance(model, str | PathLike):
+        target = load_target(str(model), dtype=dtype, device=device, tier=tier, exact=exact, **source)
     else:
+        require(callable(model) and hasattr(model, "config"), f"a model is its name or a loaded model, not {model!r}")
+        require(not source, f"{', '.join(source)}: only of models that are loaded by name")
         target = make_target(model, tokenizer, "reference" if tier == AUTO else tier, exact)
     return _assemble(target, drafter, policy, verifier)
 

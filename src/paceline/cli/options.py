@@ -34,6 +34,22 @@ class ModelChoice:
         _option("Model", "--dtype", help="Default: float32 on the CPU, else the checkpoint's."),
     ] = None
     device: Annotated[str, _option("Model", "--device", help="As torch names it: cpu, cuda, cuda:1, …")] = "cpu"
+    device_map: Annotated[
+        str | None,
+        _option("Model", "--device-map", metavar="MAP", help="As transformers takes it: auto, or JSON by module."),
+    ] = None
+    quantization: Annotated[
+        str | None,
+        _option("Model", "--quantization", metavar="NAME", help="bnb-8bit, bnb-4bit, quanto-int8, …, or JSON."),
+    ] = None
+    attn_implementation: Annotated[
+        Literal["sdpa", "eager"] | None,
+        _option("Model", "--attn-implementation", help="Of Hugging Face's modules."),
+    ] = None
+    adapter: Annotated[
+        str | None,
+        _option("Model", "--adapter", metavar="PATH", help="Folder or hub id of a LoRA adapter, to be merged."),
+    ] = None
     exact: Annotated[
         bool | None,
         _option(
@@ -53,7 +69,14 @@ class ModelChoice:
     def _placement(self) -> dict[str, Any]:
         import torch
 
-        return {"dtype": getattr(torch, self.dtype) if self.dtype else None, "device": self.device}
+        asked = {
+            "device_map": self.device_map,
+            "quantization_config": self.quantization,
+            "attn_implementation": self.attn_implementation,
+            "adapter": self.adapter,
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
+        return {"dtype": getattr(torch, self.dtype) if self.dtype else None, "device": self.device, **given}
 
 
 @dataclass(frozen=True)

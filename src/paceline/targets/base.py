@@ -14,6 +14,7 @@ from paceline.errors import ContextOverflow
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.context import context_of
 from paceline.targets.layered import LayeredCache, Layout
+from paceline.targets.placing import device_of
 from paceline.targets.span import Span
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Target(ABC):
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         config = model.config.get_text_config()
         self.model, self.config, self.tokenizer = model, config, tokenizer
-        self.dtype, self.device = model.dtype, model.device
+        self.dtype, self.device = model.dtype, device_of(model)
         self.compute_dtype = self.dtype
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
@@ -68,8 +69,8 @@ class Target(ABC):
     @property
     def eos(self) -> tuple[int, ...]:
         """End-of-sequence ids, as the model's generation config (or else its config) names them."""
-        ids = self.model.generation_config.eos_token_id
-        ids = self.config.eos_token_id if ids is None else ids
+        ids = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = getattr(self.config, "eos_token_id", None) if ids is None else ids
         return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
 
     @property

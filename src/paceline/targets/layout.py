@@ -21,6 +21,7 @@ from transformers.cache_utils import (
 from paceline.errors import UnsupportedModel, first_line
 from paceline.targets.cache import CacheShape
 from paceline.targets.layered import LayerShape, Layout
+from paceline.targets.placing import device_of
 from paceline.targets.reach import Reach
 from paceline.targets.states import LayerState, States
 
@@ -91,7 +92,7 @@ def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
     """
     config = model.config.get_text_config()
     try:
-        ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
         cache = getattr(model(ids, use_cache=True), cache_argument(model))
         layers = list(cache.layers)
     except Exception as error:

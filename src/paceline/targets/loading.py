@@ -10,12 +10,14 @@ from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 from transformers.utils import logging as hf_logging
 
@@ -42,8 +44,14 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     bars: bool = False,
+    how: dict[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The causal language model of a folder or hub id, in eval mode, and its tokenizer; see `sources.load_model`."""
+    """The causal language model of a folder or hub id, in eval mode, and its tokenizer; see `sources.load_model`.
+
+    Args:
+        how: further arguments of `from_pretrained`, see `placing.how_to_load`.
+    """
+    how = how or {}
     where: dict[str, Any] = {"pretrained_model_name_or_path": location, "revision": revision}
     where["trust_remote_code"] = trust_remote_code
     with quiet(bars=bars):
@@ -56,8 +64,9 @@ def load(
         with _one_line(name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(**where)
         with _one_line(name, "weights"):
-            model = read_weights(name, **where, config=config, dtype=dtype, use_safetensors=True)
-    torch.nn.Module.to(model, device)  # transformers' own `to` hides its signature from type checkers
+            model = read_weights(name, **where, config=config, dtype=dtype, use_safetensors=True, **how)
+    if "device_map" not in how and getattr(model, "hf_quantizer", None) is None:  # else they are where they should be
+        torch.nn.Module.to(model, device)  # transformers' own `to` hides its signature from type checkers
     return model.eval(), tokenizer
 
 
@@ -80,8 +89,13 @@ def placement(dtype: torch.dtype | str | None, device: torch.device | str) -> tu
 
 
 def read_weights(name: str, **where: Any) -> PreTrainedModel:
-    """`AutoModelForCausalLM.from_pretrained(**where)`; missing weights, which it fills at random, are an error."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(**where, output_loading_info=True)
+    """`AutoModelForCausalLM.from_pretrained(**where)`, or that of models of texts and images where the configuration
+    names one; missing weights, which it fills at random, are an error.
+    """
+    seeing = not set(where["config"].architectures or ()).isdisjoint(SEEING.values()) if "config" in where else False
+    loaded: Any = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_pretrained(
+        **where, output_loading_info=True
+    )
     model: PreTrainedModel = loaded[0]
     info = loaded[1]
     if info["missing_keys"]:
@@ -93,6 +107,7 @@ def require_causal(config: PretrainedConfig, name: str, trust_remote_code: bool 
     """Raise `UnsupportedModel` unless `config` describes a decoder with a language-modelling head."""
     heads = config.architectures or []
     ours = config.model_type in CAUSAL and (not heads or not set(CAUSAL.values()).isdisjoint(heads))
+    ours = ours or (config.model_type in SEEING and SEEING[config.model_type] in heads)  # texts are what it is used for
     own_code = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     # BERT and its kin have a causal class on paper, but read both sides unless they are made decoders
     encoder = config.model_type in MASKED and not getattr(config, "is_decoder", False)

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.errors import ModelError, UnsupportedModel, first_line
+from paceline.targets.placing import device_of, rounds_activations
 from paceline.targets.span import Span
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _texts(model: PreTrainedModel, draw: int) -> Int[Tensor, "three length"]:
     }
     numbers = np.random.default_rng(draw)
     plain = np.setdiff1d(np.arange(min(config.get_text_config().vocab_size, 1 << 16)), list(named))
-    ids = torch.from_numpy(numbers.choice(plain, (3, LENGTH))).to(model.device)
+    ids = torch.from_numpy(numbers.choice(plain, (3, LENGTH))).to(device_of(model))
     ids[1, :SHARED] = ids[0, :SHARED]
     return ids
 
@@ -109,7 +110,8 @@ def prove(target: Target) -> None:
     Raises:
         UnsupportedModel: the target gives other logits than the model, or the model's own passes differ widely.
     """
-    floor = _rounding(target.dtype)
+    rounded = rounds_activations(target.model)
+    floor = _rounding(torch.bfloat16 if rounded else target.dtype)
     for draw in range(DRAWS):
         seen = witness(target.model, draw)
         if seen.noise > TOO_NOISY:
@@ -125,12 +127,12 @@ def prove(target: Target) -> None:
             f"{_kind(target.model)} models do not honour paceline's cache, mask and positions (logits differ by "
             f"{differs:.1%}): drafts cannot be verified"
         )
-    if seen.noise > floor:
+    if rounded or seen.noise > floor:
         log.warning(
-            "passes of %s differ from each other by more than rounding (logits by %.1g %%): greedy text may differ "
-            "from generate's, even without drafts",
+            "passes of %s differ from each other by more than its weights' rounding (%s): greedy text may differ from "
+            "generate's, even without drafts",
             target.name,
-            100 * seen.noise,
+            "activations are quantised" if rounded else f"logits by {seen.noise:.1%}",
         )
 
 

@@ -15,8 +15,10 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.errors import DownloadError, IntegrityError, ModelError, OptionError, UnknownModel, UnsupportedModel
 from paceline.targets import download, hub, store
+from paceline.targets.adapters import load_adapter
 from paceline.targets.gguf import STEPS, convert
 from paceline.targets.loading import load, placement
+from paceline.targets.placing import how_to_load
 from paceline.targets.progress import Stage, bars
 
 
@@ -92,13 +94,26 @@ def load_model(
     progress: bool = True,
     trust_remote_code: bool = False,
     revision: str | None = None,
+    device_map: str | dict[str, Any] | None = None,
+    quantization_config: Any = None,
+    attn_implementation: str | None = None,
+    adapter: str | None = None,
+    merge_adapter: bool = True,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The causal language model `name` (see `resolve`) in eval mode on `device`, and its tokenizer.
 
     `dtype` None means float32 on the CPU, where decoding is then exact, and the checkpoint's own elsewhere. Weights
     are read from safetensors only. Raises subclasses of `ModelError`, and `OptionError` for a bad dtype or device.
+
+    Args:
+        device_map: as for `from_pretrained`, or JSON: layers that stay on the CPU or the disk.
+        quantization_config: as for `from_pretrained`, or JSON, or one of `placing.QUANTIZATIONS`.
+        attn_implementation: "sdpa" or "eager".
+        adapter: folder or hub id of a PEFT adapter, such as LoRA.
+        merge_adapter: into the weights, where these are not quantised.
     """
     kind, place = placement(dtype, device)
+    how = how_to_load(device_map, quantization_config, attn_implementation)
 
     def attempt(verify: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         source = resolve(name, progress=progress, revision=revision, verify=verify)
@@ -110,12 +125,14 @@ def load_model(
             revision=source.revision,
             trust_remote_code=trust_remote_code,
             bars=progress and not source.local,
+            how=how,
         )
 
     try:
-        return attempt(verify=False)
+        model, tokenizer = attempt(verify=False)
     except IntegrityError:  # cached weights of the right size but with damaged contents are built again
-        return attempt(verify=True)
+        model, tokenizer = attempt(verify=True)
+    return (load_adapter(model, adapter, merge_adapter) if adapter else model), tokenizer
 
 
 def _hub(name: str, revision: str | None) -> ModelSource:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from paceline.errors import UnsupportedModel
+from paceline.targets.adapters import without_wrapper
 from paceline.targets.base import PREFILL_CHUNK, PassOutput, Target
 from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES, run_sublayers
@@ -107,6 +108,7 @@ def as_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None 
     Raises:
         UnsupportedModel: what no tier runs, or a model that cannot verify drafts.
     """
+    model = without_wrapper(model)
     check_supported(model)
     model.eval()
     if has_states(model):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from paceline.errors import ModifiedModel, NativeUnavailable, OptionError, UnsupportedModel
+from paceline.targets.adapters import without_wrapper
 from paceline.targets.base import Target
 from paceline.targets.proof import check_agrees, witness
 
@@ -52,6 +53,7 @@ def make_target(
         UnsupportedModel: the tier or paceline cannot run this model.
     """
     check_tier(tier, exact)
+    model = without_wrapper(model)
     if tier == AUTO:
         return _fastest(model, tokenizer, exact)
     module, _, function = _made_by(tier, model, exact).partition(":")
