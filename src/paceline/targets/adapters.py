@@ -67,4 +67,6 @@ def _folder(adapter: str) -> Path:
     try:
         return Path(snapshot_download(adapter, allow_patterns=FILES))
     except Exception as error:  # whatever the hub's library raises for names, networks and rights
-        raise UnknownModel(f"there is no adapter {adapter!r}, as a folder or on the hub: {first_line(error)}") from error
+        raise UnknownModel(
+            f"there is no adapter {adapter!r}, as a folder or on the hub: {first_line(error)}"
+        ) from error

@@ -89,7 +89,9 @@ def device_of(model: PreTrainedModel) -> torch.device:
         UnsupportedModel: layers on several accelerators.
     """
     spread: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
-    places = {str(torch.device(place)) for place in spread.values() if place not in ("cpu", "disk")}
+    kind = getattr(torch.accelerator.current_accelerator(), "type", "cuda")  # of devices given by number
+    names = (f"{kind}:{place}" if isinstance(place, int) else str(place) for place in spread.values())
+    places = {name for name in names if name not in ("cpu", "disk")}
     if len(places) > 1:
         raise UnsupportedModel(
             f"the layers lie on {', '.join(sorted(places))}: paceline runs models on one accelerator, others may hold "
