@@ -139,7 +139,7 @@ def test_quantised_models(tmp_path: Path, name: str) -> None:
 class Wrapped:
     """A PEFT model, as far as paceline looks at one."""
 
-    peft_config: Any = {}
+    peft_config: Any = None
 
     def __init__(self, model: Any, prompts: bool = False) -> None:
         self.model, self.merged = model, False

@@ -251,7 +251,7 @@ def test_the_proof_finds_those_that_forget(name: str, monkeypatch: pytest.Monkey
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = model(config(**fields))
-    with pytest.raises(UnsupportedModel, match="as from the text"):
+    with pytest.raises(UnsupportedModel, match="drafts cannot be verified"):
         as_target(made.eval())
 
 

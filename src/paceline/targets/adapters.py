@@ -26,7 +26,7 @@ def without_wrapper(model: Any) -> PreTrainedModel:
     if active.is_prompt_learning:
         kind = str(getattr(active.peft_type, "value", active.peft_type)).lower().replace("_", " ")
         raise UnsupportedModel(
-            f"PEFT's {kind} puts inputs of its own before a text, which paceline does not: use adapters of the weights, "
+            f"PEFT's {kind} puts inputs of its own before a text, which paceline does not: use adapters of weights, "
             "such as LoRA"
         )
     return cast("PreTrainedModel", model.get_base_model())

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.errors import ModelError, UnsupportedModel, first_line
+from paceline.targets.layout import cache_argument
 from paceline.targets.placing import device_of, rounds_activations
 from paceline.targets.span import Span
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
     from paceline.targets.target import Target
 
+LEAD = 40  # tokens before each text where there are windows: more than a window's ring of slots has
 LENGTH = 12  # tokens of a text
 SHARED = 5  # with which the first two texts begin: what is in the cache, and the root of the tree
 SECOND = 7  # tokens of the third text that are in the cache
@@ -58,26 +60,34 @@ class Witness:
 
 
 @torch.inference_mode()
-def witness(model: PreTrainedModel, draw: int = 0, *, noise: bool = True) -> Witness:
+def witness(
+    model: PreTrainedModel, draw: int = 0, *, lead: int = 0, steps: bool = False, noise: bool = True
+) -> Witness:
     """Three texts through the model itself; before a tier takes its weights over.
+
+    Args:
+        draw: of which tokens.
+        lead: tokens before each text.
+        steps: the second reading goes on token by token, as `generate` does.
 
     Raises:
         UnsupportedModel: it fails on them.
     """
-    ids = _texts(model, draw)
+    ids, at, cache = _texts(model, lead + LENGTH, draw), lead + SPLIT, cache_argument(model)
     try:
         logits = model(input_ids=ids, use_cache=False).logits
         if not noise:
             return Witness(ids, logits)
-        first = model(input_ids=ids[:, :SPLIT], use_cache=True)
-        second = model(input_ids=ids[:, SPLIT:], past_key_values=first.past_key_values, use_cache=True)
+        first = model(input_ids=ids[:, :at], use_cache=True)
+        kept, rest = {cache: getattr(first, cache)}, ids[:, at:].split(1 if steps else LENGTH, 1)
+        again = [first.logits, *(model(input_ids=piece, use_cache=True, **kept).logits for piece in rest)]
     except Exception as error:
         raise UnsupportedModel(f"{_kind(model)} models do not run: {first_line(error)}") from error
-    differences = _differences(torch.cat([first.logits, second.logits], 1), logits)
-    return Witness(ids, logits, max(part.median(1).values.max().item() for part in differences.split(SPLIT, 1)))
+    differences = _differences(torch.cat(again, 1), logits)
+    return Witness(ids, logits, max(part.median(1).values.max().item() for part in differences.tensor_split([at], 1)))
 
 
-def _texts(model: PreTrainedModel, draw: int) -> Int[Tensor, "three length"]:
+def _texts(model: PreTrainedModel, length: int, draw: int) -> Int[Tensor, "three length"]:
     """Tokens from all over the vocabulary, but none that means something of its own, such as an image's place."""
     config: Any = model.config
     named = {
@@ -90,8 +100,9 @@ def _texts(model: PreTrainedModel, draw: int) -> Int[Tensor, "three length"]:
     }
     numbers = np.random.default_rng(draw)
     plain = np.setdiff1d(np.arange(min(config.get_text_config().vocab_size, 1 << 16)), list(named))
-    ids = torch.from_numpy(numbers.choice(plain, (3, LENGTH))).to(device_of(model))
-    ids[1, :SHARED] = ids[0, :SHARED]
+    ids = torch.from_numpy(numbers.choice(plain, (3, length))).to(device_of(model))
+    shared = length - LENGTH + SHARED
+    ids[1, :shared] = ids[0, :shared]
     return ids
 
 
@@ -112,8 +123,9 @@ def prove(target: Target) -> None:
     """
     rounded = rounds_activations(target.model)
     floor = _rounding(torch.bfloat16 if rounded else target.dtype)
+    lead = min(LEAD, target.context - LENGTH) if target.layout else 0
     for draw in range(DRAWS):
-        seen = witness(target.model, draw)
+        seen = witness(target.model, draw, lead=lead, steps=target.chains_only)
         if seen.noise > TOO_NOISY:
             raise UnsupportedModel(
                 f"{_kind(target.model)} models read a text in two passes otherwise than in one "
@@ -161,14 +173,15 @@ def difference(target: Target, seen: Witness) -> float:
     Raises:
         UnsupportedModel: a pass fails.
     """
-    ids, want = seen.ids, seen.logits
+    lead = seen.ids.shape[1] - LENGTH
+    before, ids, want = seen.ids[:, :lead].tolist(), seen.ids[:, lead:], seen.logits[:, lead:]
     fillers = 0 if target.chains_only else FILLERS
     accepted, other = [0, *range(fillers + 1, fillers + PATH + 1)], [1, fillers + PATH + 1]
     done, behind = SHARED + PATH, SECOND + 2  # what of the first and third text is in the cache then
-    cache = target.new_cache(2, SECOND + FILLERS + PATH + 2)
+    cache = target.new_cache(2, lead + SECOND + FILLERS + PATH + 2)
     try:
-        target.prefill(ids[0, : SHARED - 1].tolist(), cache.rows(0, 1))
-        target.prefill(ids[2, :SECOND].tolist(), cache.rows(1, 2), chunk=SHARED)
+        target.prefill(before[0] + ids[0, : SHARED - 1].tolist(), cache.rows(0, 1))
+        target.prefill(before[2] + ids[2, :SECOND].tolist(), cache.rows(1, 2), chunk=SHARED)
         tree = _tree(ids, cache, accepted, other)
         if target.chains_only:
             tree = Span(tree.ids, tree.starts)
