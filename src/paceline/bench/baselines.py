@@ -12,8 +12,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from paceline.api import LLM
 from paceline.bench.methods import Generated, Method
-from paceline.errors import PacelineError, UnsupportedModel, require
-from paceline.targets.loading import first_line, quiet
+from paceline.errors import PacelineError, UnsupportedModel, first_line, require
+from paceline.targets.loading import quiet
 from paceline.targets.sources import load_model
 from paceline.targets.tokenizers import check_same_tokenizer
 

@@ -54,9 +54,10 @@ def load_adapter(model: PreTrainedModel, adapter: str, merge: bool = True) -> Pr
     except Exception as error:  # KeyError to RuntimeError, for what does not fit
         raise ModelError(f"the adapter {adapter} does not fit this model: {first_line(error)}") from error
     base = without_wrapper(adapted)
-    if not merge or getattr(base, "hf_quantizer", None) is not None:
-        return base.eval()
-    return cast("PreTrainedModel", adapted.merge_and_unload()).eval()
+    if merge and getattr(base, "hf_quantizer", None) is None:
+        base = cast("PreTrainedModel", adapted.merge_and_unload())
+    base.eval()
+    return base
 
 
 def _folder(adapter: str) -> Path:

@@ -26,8 +26,8 @@ from paceline.targets.span import Span
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from paceline.targets.base import Target
     from paceline.targets.cache import KVCache
-    from paceline.targets.target import Target
 
 LEAD = 40  # tokens before each text where there are windows: more than a window's ring of slots has
 LENGTH = 12  # tokens of a text
@@ -110,7 +110,8 @@ def _differences(got: Float[Tensor, "*nodes vocab"], want: Float[Tensor, "*nodes
     """By node, relative to how far its logits lie apart."""
     got, want = got.double(), want.double()
     ranges = (want - want.mean(-1, keepdim=True)).norm(dim=-1)
-    return ((got - want).norm(dim=-1) / ranges.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(torch.inf)
+    relative: Tensor = (got - want).norm(dim=-1) / ranges.clamp(min=torch.finfo(torch.float32).tiny)
+    return relative.nan_to_num(torch.inf)
 
 
 def prove(target: Target) -> None:

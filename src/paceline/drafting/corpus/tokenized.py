@@ -22,9 +22,9 @@ from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerBase
 
 from paceline.drafting.corpus.texts import Chat, chat_format, texts
-from paceline.errors import CorpusError, DiskFull, ModelError, TokenizerMismatch, require
+from paceline.errors import CorpusError, DiskFull, ModelError, TokenizerMismatch, first_line, require
 from paceline.files import is_full
-from paceline.targets.loading import first_line, quiet
+from paceline.targets.loading import quiet
 from paceline.targets.progress import Stage
 from paceline.targets.sources import ModelSource, resolve
 from paceline.targets.store import sha256
