@@ -1,0 +1,86 @@
+"""`benchmarks/coverage.py`, which writes docs/coverage.md, on one architecture of each kind."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import one_thread  # noqa: F401
+from paceline.errors import UnsupportedModel
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def coverage() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        for name in ("coverage", "tiny_models"):
+            patch.delitem(sys.modules, name, raising=False)
+        import coverage
+
+        patch.setattr(coverage, "DRAFTERS", ("prompt-lookup:branches=2", "siblings"))
+        patch.setattr(coverage, "NEW", 10)
+        yield coverage
+
+
+@pytest.mark.parametrize(
+    ("kind", "marks"),
+    [
+        ("qwen2", {"blocks": True}),
+        ("mixtral", {}),
+        ("gemma3_text", {"windows": True}),
+        ("deepseek_v3", {}),
+        ("lfm2", {"states": True}),
+        ("mpt", {"outcome": "refused"}),
+    ],
+)
+def test_one_of_each_kind(coverage: Any, kind: str, marks: dict[str, Any]) -> None:
+    finding = coverage.examine(kind)
+    expected = {"outcome": "same", "windows": False, "states": False} | marks
+    assert {name: getattr(finding, name) for name in expected} == expected
+    assert finding.outcome == "refused" or (finding.tier and finding.half)
+
+
+def test_other_ids_are_wrong(coverage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = coverage._own
+    monkeypatch.setattr(coverage, "_own", lambda model, prompt: [(token + 1) % 96 for token in own(model, prompt)])
+    assert coverage.examine("qwen2").outcome == "WRONG"
+    monkeypatch.setattr(coverage, "TIE", 1.0)
+    assert coverage.examine("qwen2").outcome == "tie"
+
+
+def test_what_goes_wrong_is_told(coverage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no")
+
+    assert coverage._examine_in_time("nothing").outcome == "not built"
+    monkeypatch.setattr(coverage, "_own", broken)
+    assert coverage._examine_in_time("qwen2").note == "transformers' own generate fails: no"
+    monkeypatch.setattr(coverage, "as_target", broken)
+    assert coverage._examine_in_time("qwen2").outcome == "WRONG"
+
+
+def test_page(coverage: Any) -> None:
+    findings = [
+        coverage.Finding("b", "same", "native", blocks=True, half="yes", ran=["none"]),
+        coverage.Finding("a", "refused", note=str(UnsupportedModel("no | trees"))),
+    ]
+    text = coverage.page(findings, "command")
+    assert "| run, with the ids of `generate` | 1 |" in text
+    assert text.index("| a | refused |") < text.index("| b | same | native | one by one |")
+    assert "no / trees" in text
+
+
+def test_the_page_that_is_kept() -> None:
+    """What docs/coverage.md counts is what its table says, and nothing in it is wrong."""
+    text = (ROOT / "docs" / "coverage.md").read_text()
+    rows = [line.split(" | ")[1] for line in text.splitlines() if re.match(r"\| [\w-]+ \| [\w ]+ \| ", line)]
+    assert len(rows) > 150
+    assert "WRONG" not in rows
+    assert f"| run, with the ids of `generate` | {rows.count('same')} |" in text
