@@ -54,7 +54,7 @@ class Witness:
         noise: relative difference between its reading them in one pass and in two; 0 where that was not asked for.
     """
 
-    ids: Int[Tensor, "three length"]
+    ids: Int[Tensor, "three lead+length"]
     logits: Float[Tensor, "three length vocab"]
     noise: float = 0.0
 
@@ -75,16 +75,18 @@ def witness(
     """
     ids, at, cache = _texts(model, lead + LENGTH, draw), lead + SPLIT, cache_argument(model)
     try:
-        logits = model(input_ids=ids, use_cache=False).logits
+        # Of a large vocabulary many logits are much: what stands before the texts is not kept.
+        logits = model(input_ids=ids, use_cache=False).logits[:, lead:].clone()
         if not noise:
             return Witness(ids, logits)
         first = model(input_ids=ids[:, :at], use_cache=True)
         kept, rest = {cache: getattr(first, cache)}, ids[:, at:].split(1 if steps else LENGTH, 1)
-        again = [first.logits, *(model(input_ids=piece, use_cache=True, **kept).logits for piece in rest)]
+        again = [first.logits[:, lead:], *(model(input_ids=piece, use_cache=True, **kept).logits for piece in rest)]
     except Exception as error:
         raise UnsupportedModel(f"{_kind(model)} models do not run: {first_line(error)}") from error
     differences = _differences(torch.cat(again, 1), logits)
-    return Witness(ids, logits, max(part.median(1).values.max().item() for part in differences.tensor_split([at], 1)))
+    parts = differences.tensor_split([SPLIT], 1)
+    return Witness(ids, logits, max(part.median(1).values.max().item() for part in parts))
 
 
 def _texts(model: PreTrainedModel, length: int, draw: int) -> Int[Tensor, "three length"]:
@@ -175,7 +177,7 @@ def difference(target: Target, seen: Witness) -> float:
         UnsupportedModel: a pass fails.
     """
     lead = seen.ids.shape[1] - LENGTH
-    before, ids, want = seen.ids[:, :lead].tolist(), seen.ids[:, lead:], seen.logits[:, lead:]
+    before, ids, want = seen.ids[:, :lead].tolist(), seen.ids[:, lead:], seen.logits
     fillers = 0 if target.chains_only else FILLERS
     accepted, other = [0, *range(fillers + 1, fillers + PATH + 1)], [1, fillers + PATH + 1]
     done, behind = SHARED + PATH, SECOND + 2  # what of the first and third text is in the cache then

@@ -102,7 +102,13 @@ class WholeTarget(Target):
         return self.forward(span, cache, taps, keep=1).taps
 
     def _no_blocks(self) -> UnsupportedModel:
+        kind = self.model.config.model_type
+        what = (
+            f"this {kind} model does more than its layers and runs through its whole forward only"
+            if kind in FAMILIES
+            else f"{kind} models run through their whole forward only"
+        )
         return UnsupportedModel(
-            f"{self.config.model_type} models run through their whole forward only: drafters that need the model's "
-            f"layers one by one, or the input of its final norm, support {', '.join(FAMILIES)}"
+            f"{what}: drafters that need the model's layers one by one, or the input of its final norm, support plain "
+            f"{', '.join(FAMILIES)}"
         )
