@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from paceline.drafters.layer_skip.drafter import LayerSkip
 from paceline.drafters.none import NoDrafter
 from paceline.errors import ContextOverflow, UnsupportedModel
 from paceline.policies.fixed import Fixed
+from paceline.targets.context import ENDLESS, context_of
 from paceline.targets.span import Span
 from paceline.targets.target import BlockTarget, WholeTarget, as_target
 from tiny import byte_tokenizer, small_llama
@@ -124,6 +127,30 @@ class TestContext:
         whole, shorter = (model(torch.arange(n)[None]).logits[0, :10] for n in (20, 10))
         assert (whole - shorter).abs().max() > 0.1
         assert BlockTarget(model).context == 16
+
+    @pytest.mark.parametrize(
+        ("fields", "context"),
+        [
+            ({}, ENDLESS),
+            ({"max_position_embeddings": 64}, 64),
+            ({"n_positions": 32, "max_position_embeddings": None}, 32),
+            ({"max_position_embeddings": 64, "keep_window_size": 16}, 16),
+            ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 8}}, 8),
+            ({"rope_parameters": {"rope_type": "longrope"}, "original_max_position_embeddings": 9}, 9),
+            ({"rope_parameters": {"rope_type": "longrope"}, "max_position_embeddings": 64}, 64),
+            (
+                {
+                    "rope_parameters": {
+                        "full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 8}
+                    }
+                },
+                8,
+            ),
+            ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 8}}, ENDLESS),
+        ],
+    )
+    def test_of_configurations(self, fields: dict[str, object], context: int) -> None:
+        assert context_of(SimpleNamespace(**fields)) == context
 
     @pytest.mark.parametrize("make", [lambda: small_llama(max_position_embeddings=16), lambda: gpt2().double()])
     def test_filled_to_the_brim(self, make) -> None:

@@ -145,6 +145,9 @@ CHANGES = {
 }
 
 
+BROKEN = (one_layer_twice, eight_bits)  # with a cache, or at all: no tier runs what transformers does not
+
+
 @pytest.mark.parametrize("change", list(CHANGES), ids=lambda change: change.__name__)
 def test_models_that_are_more_than_their_weights(
     change: Callable[[hf.PreTrainedModel], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -158,7 +161,11 @@ def test_models_that_are_more_than_their_weights(
     assert not any(weight.is_meta or not weight.numel() for weight in model.parameters())
     named(monkeypatch, model)
     with caplog.at_level(logging.WARNING, "paceline"):
-        assert load_target("any").tier == "reference"
+        if change in BROKEN:
+            with told(UnsupportedModel):
+                load_target("any")
+        else:
+            assert load_target("any").tier == "reference"
     assert len(caplog.messages) == 1
     assert re.search(CHANGES[change], caplog.messages[0])
 
