@@ -196,6 +196,32 @@ def test_a_fast_tier_that_differs_is_not_used(tier: str, monkeypatch: pytest.Mon
         make_target(small_llama().float(), tier=tier, exact=False)
 
 
+def test_a_fast_tier_that_fails_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model has no weights any more."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("paceline.targets.torch_tier.TorchTarget.embed", broken)
+    with told(
+        ModelError, "the torch tier cannot run llama: llama models cannot run token trees: no; use the reference"
+    ):
+        make_target(small_llama().float(), tier="auto", exact=False)
+
+
+def test_a_lack_of_memory_is_none_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    target = BlockTarget(small_llama())
+    monkeypatch.setattr(target, "forward", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        proof.prove(target)
+    monkeypatch.setattr(target.model, "forward", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        proof.witness(target.model)
+
+
 def test_tokens_with_a_meaning_are_avoided() -> None:
     model = small_llama(eos_token_id=list(range(200)))
     model.config.image_token_id = 230
@@ -203,6 +229,8 @@ def test_tokens_with_a_meaning_are_avoided() -> None:
     assert ids.min() >= 200
     assert (ids != 230).all()
     assert ids.shape == (3, proof.LENGTH)
+    model.config.eos_token_id = list(range(257))  # none is left
+    assert proof.witness(model, noise=False).ids.shape == (3, proof.LENGTH)
 
 
 # -- positions never come from a maximum over rows ---------------------------------------------------------------------

@@ -82,6 +82,8 @@ def witness(
         first = model(input_ids=ids[:, :at], use_cache=True)
         kept, rest = {cache: getattr(first, cache)}, ids[:, at:].split(1 if steps else LENGTH, 1)
         again = [first.logits[:, lead:], *(model(input_ids=piece, use_cache=True, **kept).logits for piece in rest)]
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         raise UnsupportedModel(f"{_kind(model)} models do not run: {first_line(error)}") from error
     differences = _differences(torch.cat(again, 1), logits)
@@ -101,8 +103,9 @@ def _texts(model: PreTrainedModel, length: int, draw: int) -> Int[Tensor, "three
         if isinstance(token, int)
     }
     numbers = np.random.default_rng(draw)
-    plain = np.setdiff1d(np.arange(min(config.get_text_config().vocab_size, 1 << 16)), list(named))
-    ids = torch.from_numpy(numbers.choice(plain, (3, length))).to(device_of(model))
+    every = np.arange(min(config.get_text_config().vocab_size, 1 << 16))
+    plain = np.setdiff1d(every, list(named))
+    ids = torch.from_numpy(numbers.choice(plain if len(plain) else every, (3, length))).to(device_of(model))
     shared = length - LENGTH + SHARED
     ids[1, :shared] = ids[0, :shared]
     return ids
@@ -157,7 +160,10 @@ def check_agrees(target: Target, seen: Witness) -> None:
     Raises:
         ModelError: it gives other logits. (The model is of no use any more, so no other tier can take its place.)
     """
-    differs = difference(target, seen)
+    try:
+        differs = difference(target, seen)
+    except UnsupportedModel as error:
+        raise ModelError(f"the {target.tier} tier cannot run {target.name}: {error}; use the reference tier") from error
     if not differs <= max(2 * _rounding(seen.logits.dtype), KERNELS):
         raise ModelError(
             f"the {target.tier} tier gives other logits than {target.name} itself (by {differs:.1%}): use the "
@@ -194,7 +200,7 @@ def difference(target: Target, seen: Witness) -> float:
         cache.commit([accepted, [0, 1]])
         rest = torch.stack([ids[0, done:], torch.cat([ids[2, behind:], ids[2, : behind - done]])])
         last = target.forward(Span(rest, cache.lengths.copy()), cache).logits
-    except UnsupportedModel:
+    except (UnsupportedModel, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise UnsupportedModel(f"{_kind(target.model)} models cannot run token trees: {first_line(error)}") from error
