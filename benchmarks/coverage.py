@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ import tiny_models
 import torch
 import transformers
 from transformers import PreTrainedModel
+
+if sys.path[0] == str(Path(__file__).parent):
+    sys.path.pop(0)  # numba looks for a package of this file's name
 
 import paceline
 from paceline.drafting.base import Drafter, Row
@@ -92,7 +96,7 @@ def examine(kind: str, model: PreTrainedModel | None = None) -> Finding:
     try:
         model = model or tiny_models.make(kind)
     except Exception as error:  # whatever a configuration of another make may raise
-        return Finding(kind, "not built", note=first_line(error))
+        return Finding(kind, "not built", note=first_line(error)[:100])
     try:
         target = as_target(model)
     except ModelError as error:
@@ -154,7 +158,8 @@ def _verdict(model: PreTrainedModel, prompt: list[int], wanted: list[int], got: 
     if at is None:
         return "WRONG"
     logits = model(torch.tensor([prompt + wanted[:at]])).logits[0, -1]
-    return "tie" if logits.max() - logits[got[at]] <= TIE * (logits.max() - logits.min()) else "WRONG"
+    apart = (logits[wanted[at]] - logits[got[at]]).abs()
+    return "tie" if apart <= TIE * (logits.max() - logits.min()) else "WRONG"
 
 
 class _TooLong(Exception):

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from paceline.targets import make_target
 from paceline.targets.families import FAMILIES
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack
-from paceline.targets.target import Target
+from paceline.targets.target import BlockTarget, Target
 
 #: Of the target's configuration: what its layers do not depend on.
 _LEFT_OUT = (
@@ -52,10 +52,11 @@ def fast_layers(lm: PreTrainedModel, target: Target) -> Target:
     """What `make_layers` made, behind the block view of the target's own tier, which takes its weights over."""
     # Tiers take over whole models; this one is entered behind its embedding.
     lm.set_input_embeddings(nn.Embedding(1, lm.config.hidden_size, dtype=target.dtype, device=target.device))
-    if target.tier != "native":
-        return make_target(lm, tier=target.tier)
-    if lm.config.num_hidden_layers == 0:  # the native tier reads the shape of its attention off a layer
-        return make_target(lm, tier="torch")
+    if target.tier == "reference":
+        return BlockTarget(lm)
+    # The native tier reads the shape of its attention off a layer.
+    if target.tier != "native" or lm.config.num_hidden_layers == 0:
+        return make_target(lm, tier="torch", proven=True)
     from paceline.targets.native import NativeTarget
 
     return NativeTarget(lm, storage="rounded")  # the least to read, and drafts need not be exact

@@ -82,11 +82,11 @@ def witness(
         first = model(input_ids=ids[:, :at], use_cache=True)
         kept, rest = {cache: getattr(first, cache)}, ids[:, at:].split(1 if steps else LENGTH, 1)
         again = [first.logits[:, lead:], *(model(input_ids=piece, use_cache=True, **kept).logits for piece in rest)]
+        differences = _differences(torch.cat(again, 1), logits)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         raise UnsupportedModel(f"{_kind(model)} models do not run: {first_line(error)}") from error
-    differences = _differences(torch.cat(again, 1), logits)
     parts = differences.tensor_split([SPLIT], 1)
     return Witness(ids, logits, max(part.median(1).values.max().item() for part in parts))
 

@@ -38,6 +38,8 @@ def make_target(
     tokenizer: PreTrainedTokenizerBase | None = None,
     tier: str = "reference",
     exact: bool | None = None,
+    *,
+    proven: bool = False,
 ) -> Target:
     """A target of a loaded model. Tiers other than "reference" take the model's weights over: it is of no use after.
 
@@ -47,8 +49,10 @@ def make_target(
         tier: one of `TIERS`, or "auto": the fastest that runs this model here.
         exact: True insists on `Target.exact`, False takes torch's own attention in the torch tier; None leaves it to
             the tier, which is exact wherever it can be.
+        proven: nothing is compared with the model itself, on fast tiers: for layers that are no whole model.
 
     Raises:
+        ModelError: a fast tier gives other logits than the model.
         OptionError: unknown tier, or one that cannot be exact though it must.
         UnsupportedModel: the tier or paceline cannot run this model.
     """
@@ -61,13 +65,14 @@ def make_target(
     if tier == REFERENCE:
         return cast("Target", make(model, tokenizer))
     import_module(module if tier != "torch" else TORCH).check_model(model)
-    seen = witness(model, noise=False)  # before its weights are taken
+    seen = None if proven else witness(model, noise=False)  # before its weights are taken
     try:
         target: Target = make(model, tokenizer)
     except NativeUnavailable as error:
         log.warning(GOING_ON, error)
-        return make_target(model, tokenizer, "torch", exact)
-    check_agrees(target, seen)
+        return make_target(model, tokenizer, "torch", exact, proven=proven)
+    if seen is not None:
+        check_agrees(target, seen)
     if exact and not target.exact:
         raise _not_exact(tier, target.exactness)
     return target
