@@ -76,7 +76,6 @@ class StatefulTarget(WholeTarget):
         cache.states.take(cache.first_row, window.states)
 
 
-
 def _behind(
     x: Float[Tensor, "batch again+width last"], again: list[int], width: int
 ) -> Float[Tensor, "batch width last"]:
