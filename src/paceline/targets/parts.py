@@ -232,9 +232,9 @@ def check_described(model: PreTrainedModel, tier: str) -> None:
     as `check_plain` does.
     """
     config: Any = model.config.get_text_config()
-    family = FAMILIES.get(config.model_type)
+    family = FAMILIES.get(model.config.model_type)  # of texts alone: others keep their decoder elsewhere
     if family is None or not hasattr(model, family.decoder):
-        raise unsupported(tier, f"models of type {config.model_type}")
+        raise unsupported(tier, f"models of type {model.config.model_type}")
     decoder: Any = getattr(model, family.decoder)
     activation, rope = getattr(config, family.activation, None), getattr(decoder.rotary_emb, "rope_type", None)
     settings = {name: getattr(config, name, None) for name in family.without}
