@@ -1,26 +1,23 @@
 """From files to a model in memory, with transformers' failures told in one line."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 from transformers.utils import logging as hf_logging
 
 from paceline.errors import DiskFull, IntegrityError, ModelError, OptionError, PacelineError, UnsupportedModel
 from paceline.files import is_full
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# transformers' auto classes are imported where they are used: they take seconds.
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
@@ -36,6 +33,8 @@ def load(
     bars: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The causal language model of a folder or hub id, in eval mode, and its tokenizer; see `sources.load_model`."""
+    from transformers import AutoConfig, AutoTokenizer
+
     where: dict[str, Any] = {"pretrained_model_name_or_path": location, "revision": revision}
     where["trust_remote_code"] = trust_remote_code
     with quiet(bars=bars):
@@ -73,6 +72,8 @@ def placement(dtype: torch.dtype | str | None, device: torch.device | str) -> tu
 
 def read_weights(name: str, **where: Any) -> PreTrainedModel:
     """`AutoModelForCausalLM.from_pretrained(**where)`; missing weights, which it fills at random, are an error."""
+    from transformers import AutoModelForCausalLM
+
     loaded: Any = AutoModelForCausalLM.from_pretrained(**where, output_loading_info=True)
     model: PreTrainedModel = loaded[0]
     info = loaded[1]
@@ -83,6 +84,9 @@ def read_weights(name: str, **where: Any) -> PreTrainedModel:
 
 def require_causal(config: PretrainedConfig, name: str, trust_remote_code: bool = False) -> None:
     """Raise `UnsupportedModel` unless `config` describes a decoder with a language-modelling head."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+
     heads = config.architectures or []
     ours = config.model_type in CAUSAL and (not heads or not set(CAUSAL.values()).isdisjoint(heads))
     own_code = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
