@@ -58,7 +58,8 @@ class NoModel:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"this target has packed weights and no transformers model to ask for '{name}': load it with tier='reference'"
+            f"this target has packed weights and no transformers model to ask for '{name}': "
+            "load it with tier='reference'"
         )
 
 
@@ -177,7 +178,7 @@ def _tokenizer_class(tokenizer: PreTrainedTokenizerBase | None, location: str) -
     """The class, if it makes the same tokenizer of the folder's files by itself; else empty: transformers' auto class
     has to look at the model again.
     """
-    kind = type(tokenizer)
+    kind: Any = type(tokenizer)
     if tokenizer is None or not kind.__module__.startswith("transformers."):
         return ""
     try:
