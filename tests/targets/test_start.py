@@ -78,7 +78,7 @@ def test_config_is_plain_until_more_is_asked_of_it(folder: str) -> None:
         _ = second.config.nonsense
     with pytest.raises(AttributeError, match="_hidden"):
         _ = second.config._hidden
-    with pytest.raises(AttributeError, match="no transformers model to ask for 'generate'.*tier='reference'"):
+    with pytest.raises(AttributeError, match=r"no transformers model to ask for 'generate'.*tier='reference'"):
         _ = second.model.generate
 
 

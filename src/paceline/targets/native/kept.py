@@ -77,7 +77,7 @@ def read(file: BinaryIO, header: Mapping[str, Any]) -> Any:
     """
     file.seek(-file.tell() % _PAGE, 1)
     memory = Arena().take(header["bytes"])
-    view, at = memoryview(memory.numpy()), 0
+    view, at = _bytes(memory), 0
     while at < len(view) and (count := file.readinto(view[at:])):  # type: ignore[attr-defined]  # a raw file has it
         at += count
     if at < len(view):
@@ -93,7 +93,8 @@ def read(file: BinaryIO, header: Mapping[str, Any]) -> Any:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    array: Any = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 class _Writer:

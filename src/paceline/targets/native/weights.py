@@ -116,6 +116,8 @@ class Packed:
         self.c = CMatrix(*(None if _points(kind) else next(numbers) for _, kind in CMatrix._fields_))
         self.c.data = self._memory.data_ptr()
         self.c.bias = self._bias.data_ptr() if len(self._bias) else None
+        if self.next:
+            self.then(self.next)
 
     @property
     def outputs(self) -> int:
