@@ -124,11 +124,11 @@ def test_sources_are_those_of_the_layout(monkeypatch: pytest.MonkeyPatch, tmp_pa
     copy = shutil.copytree(Path(start.__file__).parents[1], tmp_path / "targets")
     monkeypatch.setattr(start, "__file__", str(copy / "native" / "start.py"))
     before = start._sources.__wrapped__()
-    for name in (*build.HEADERS, "weights.py"):
-        with (copy / "native" / name).open("a") as file:
+    for path in (*copy.glob("native/*.h"), copy / "native" / "weights.py", copy / "rope.py"):
+        with path.open("a") as file:
             file.write("\n")
         after = start._sources.__wrapped__()
-        assert after != before, name
+        assert after != before, path.name
         before = after
 
 
