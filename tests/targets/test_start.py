@@ -188,7 +188,8 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["help", "generate"])
 def test_imports(kind: str, folder: str, tmp_path: Path) -> None:
     load(folder)
-    here = {"help": ["--help"], "generate": ["generate", "-m", folder, "--tier", "native", "--raw", "-n", "2", "abc"]}
+    words = f"generate --model {folder} --tier native --drafter prompt-lookup --raw -n 2 abc"
+    here = {"help": ["--help"], "generate": words.split()}
     code = (
         "import sys, pathlib\nfrom paceline.cli.app import main\n"
         f"if {kind == 'generate'}:\n"
