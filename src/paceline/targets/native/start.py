@@ -117,7 +117,7 @@ def keep(target: NativeTarget, location: str) -> None:
             return
         with FileLock(path.with_suffix(".lock"), timeout=0), whole(path) as partial:
             kept.write(partial, about, state)
-    except (OSError, Timeout, ModelError, TypeError, ValueError) as error:
+    except (OSError, Timeout, ModelError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         log.debug("Not keeping packed weights: %s", error)
 
 
