@@ -44,6 +44,17 @@ def one_native_library() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def packed_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Packed weights of the tests' models do not fill the user's cache."""
+    from paceline.targets.native import start
+
+    folder = tmp_path_factory.mktemp("packed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "folder", lambda: folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level: every text can be written, any id below 257 read."""

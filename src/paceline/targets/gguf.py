@@ -1,21 +1,24 @@
 """A GGUF file as a folder of fp32 safetensors with its tokenizer, by transformers' own reader and dequantisation."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gguf import GGUFReader
 from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
-from transformers.utils.quantization_config import GgufConfig
 
 from paceline.errors import IntegrityError, ModelError, UnsupportedModel, first_line
 from paceline.targets.loading import quiet, read_weights, require_causal
 from paceline.targets.store import need
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 STEPS = 4
 
@@ -31,6 +34,9 @@ def convert(gguf: Path, out: Path, name: str, step: Callable[[int], None]) -> di
     for a file that cannot be read, `UnsupportedModel` for one that is no causal language model or has no tokenizer,
     `DiskFull`.
     """
+    from transformers import AutoConfig, AutoTokenizer  # they take seconds
+    from transformers.utils.quantization_config import GgufConfig
+
     with gguf.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise IntegrityError(f"{name} is not a GGUF file")

@@ -1,24 +1,14 @@
 """From files to a model in memory, with transformers' failures told in one line."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 from transformers.utils import logging as hf_logging
 
 from paceline.errors import (
@@ -31,6 +21,11 @@ from paceline.errors import (
     first_line,
 )
 from paceline.files import is_full
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# transformers' auto classes are imported where they are used: they take seconds.
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
@@ -51,6 +46,8 @@ def load(
     Args:
         how: further arguments of `from_pretrained`, see `placing.how_to_load`.
     """
+    from transformers import AutoConfig, AutoTokenizer
+
     how = how or {}
     where: dict[str, Any] = {"pretrained_model_name_or_path": location, "revision": revision}
     where["trust_remote_code"] = trust_remote_code
@@ -92,6 +89,9 @@ def read_weights(name: str, **where: Any) -> PreTrainedModel:
     """`AutoModelForCausalLM.from_pretrained(**where)`, or that of models of texts and images where the configuration
     names one; missing weights, which it fills at random, are an error.
     """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
+
     seeing = not set(where["config"].architectures or ()).isdisjoint(SEEING.values()) if "config" in where else False
     loaded: Any = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_pretrained(
         **where, output_loading_info=True
@@ -105,6 +105,10 @@ def read_weights(name: str, **where: Any) -> PreTrainedModel:
 
 def require_causal(config: PretrainedConfig, name: str, trust_remote_code: bool = False) -> None:
     """Raise `UnsupportedModel` unless `config` describes a decoder with a language-modelling head."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+
     heads = config.architectures or []
     ours = config.model_type in CAUSAL and (not heads or not set(CAUSAL.values()).isdisjoint(heads))
     ours = ours or (config.model_type in SEEING and SEEING[config.model_type] in heads)  # texts are what it is used for

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+
+class StaticRotary:
+    """What a rotary module of transformers computes, bit for bit, where angles depend on the position only."""
+
+    def __init__(self, frequencies: Tensor, scaling: float) -> None:
+        self.inv_freq, self.attention_scaling = frequencies, scaling
+
+    def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions[..., None].float() * self.inv_freq.float()
+        angles = torch.cat((angles, angles), dim=-1)
+        scaling = self.attention_scaling
+        return (angles.cos() * scaling).to(like.dtype), (angles.sin() * scaling).to(like.dtype)
 
 
 class RopeTables:
     """cos and sin by position, `[positions, rotary / 2]`: the model's own, half of each (the other half repeats it)."""
 
-    def __init__(self, rotary: nn.Module, dtype: torch.dtype, device: torch.device, context: int) -> None:
+    def __init__(
+        self, rotary: Callable[[Tensor, Tensor], Any], dtype: torch.dtype, device: torch.device, context: int
+    ) -> None:
         self._rotary, self._like, self._context = rotary, torch.empty(0, dtype=dtype, device=device), context
         self.cos, self.sin = self._compute(min(2048, context))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a static rotary module; raises ValueError for one that computes anything else."""
+        rotary: Any = self._rotary
+        twin = StaticRotary(rotary.inv_freq, float(rotary.attention_scaling))
+        made = RopeTables(twin, self._like.dtype, self._like.device, self._context)
+        size = min(len(made.cos), len(self.cos))
+        if not (torch.equal(made.cos[:size], self.cos[:size]) and torch.equal(made.sin[:size], self.sin[:size])):
+            raise ValueError("its angles depend on more than the position")
+        return {"rotary": twin, "dtype": self._like.dtype, "device": self._like.device, "context": self._context}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        RopeTables.__init__(self, **state)
 
     @property
     def size(self) -> int:

@@ -1,5 +1,7 @@
 """Models by name: a named model, a local folder, a GGUF file, or an id on the Hugging Face hub."""
 
+from __future__ import annotations
+
 import difflib
 import os
 import re
@@ -8,10 +10,9 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.errors import DownloadError, IntegrityError, ModelError, OptionError, UnknownModel, UnsupportedModel
 from paceline.targets import download, hub, store
@@ -20,6 +21,9 @@ from paceline.targets.gguf import STEPS, convert
 from paceline.targets.loading import load, placement
 from paceline.targets.placing import how_to_load
 from paceline.targets.progress import Stage, bars
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,14 @@ def resolve(
     if is_folder:
         return _folder(name, path, progress, verify)
     return _hub(name, revision)
+
+
+def resolve_local(name: str | os.PathLike[str]) -> str | None:
+    """The folder of a named or local model; None for what only the hub may have. Raises as `resolve` does."""
+    name = os.fspath(name)
+    if name.lower() in NAMED or os.path.exists(os.path.expanduser(name)):  # noqa: PTH110, PTH111  (as above)
+        return resolve(name).location
+    return None
 
 
 def load_model(
@@ -223,6 +235,8 @@ def _converted(
 
 def load_as_stored(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model on the CPU in its checkpoint's own dtype: weights that nobody touches are then not even read."""
+    from transformers import AutoConfig
+
     source = resolve(name)
     config = AutoConfig.from_pretrained(source.location, revision=source.revision)
     return load_model(name, dtype=config.dtype or torch.float32)

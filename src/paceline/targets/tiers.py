@@ -16,6 +16,8 @@ from paceline.targets.proof import check_agrees, witness
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from paceline.targets.native import NativeTarget
+
 #: How a target pass runs, as `module:function` of (model, tokenizer): one block view, the same results.
 TIERS = {
     "reference": "paceline.targets.target:as_target",  # Hugging Face's modules as they are
@@ -134,11 +136,51 @@ def load_target(
         tier: see `make_target`.
         exact: see `make_target`.
     """
-    from paceline.targets.sources import load_model  # imports transformers' auto classes, which take seconds
+    from paceline.targets.sources import load_model
 
     check_tier(tier, exact)  # before a model is loaded
+    folder = _folder_of_packed(name, dtype, device, tier, exact, options)
+    if folder and (started := _start_packed(folder, tier)):
+        return started
     model, tokenizer = load_model(name, dtype=dtype, device=device, **options)
-    return make_target(model, tokenizer, tier, exact)
+    target = make_target(model, tokenizer, tier, exact)
+    if folder and target.tier == "native":
+        from paceline.targets.native.start import keep
+
+        keep(cast("NativeTarget", target), folder)
+    return target
+
+
+def _folder_of_packed(
+    name: str,
+    dtype: torch.dtype | str | None,
+    device: torch.device | str,
+    tier: str,
+    exact: bool | None,
+    options: dict[str, Any],
+) -> str | None:
+    """The model's folder, if it is here and asked for as the native tier's packed weights are kept: on the CPU in
+    float32, without adapters, quantisation or code of its own.
+    """
+    from paceline.targets.sources import resolve_local
+
+    wanted = tier == "native" or (tier == AUTO and exact is not False)
+    plain = dtype in (None, "float32", torch.float32) and str(device) == "cpu"
+    special = any(value for option, value in options.items() if option not in ("progress", "merge_adapter"))
+    return resolve_local(name) if wanted and plain and not special else None
+
+
+def _start_packed(folder: str, tier: str) -> Target | None:
+    """From packed weights, by the same decisions as from a model: None where the long way is to decide."""
+    try:
+        from paceline.targets import native
+        from paceline.targets.native.start import file_of, start
+
+        if not file_of(folder).exists() or (tier == AUTO and native.instruction_set() == "portable"):
+            return None
+        return start(folder)
+    except NativeUnavailable:  # the long way warns of it
+        return None
 
 
 def check_tier(tier: str, exact: bool | None = None) -> None:

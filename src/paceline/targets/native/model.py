@@ -188,6 +188,13 @@ class NativeModel:
         self._workspace = torch.empty(0)
         self._library = library()
 
+    def __getstate__(self) -> dict[str, Any]:
+        layers, norm, head = self._keep
+        return {"sizes": self.sizes, "layers": layers, "norm": norm, "head": head}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        NativeModel.__init__(self, **state)
+
     @property
     def matrices(self) -> list[Packed]:
         """All, each of a chain by itself, the head last."""

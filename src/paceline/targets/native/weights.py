@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -106,6 +106,19 @@ class Packed:
         """This matrix and those that follow."""
         return [self, *(self.next.chain if self.next else ())]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but addresses, which the next process has others of."""
+        return vars(self) | {"c": [getattr(self.c, name) for name, kind in CMatrix._fields_ if not _points(kind)]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        numbers = iter(state["c"])
+        self.c = CMatrix(*(None if _points(kind) else next(numbers) for _, kind in CMatrix._fields_))
+        self.c.data = self._memory.data_ptr()
+        self.c.bias = self._bias.data_ptr() if len(self._bias) else None
+        if self.next:
+            self.then(self.next)
+
     @property
     def outputs(self) -> int:
         return int(self.c.outputs)
@@ -135,6 +148,10 @@ class Packed:
         if not library().paceline_rows(ctypes.byref(self.c), places.data_ptr(), len(places), out.data_ptr()):
             raise IndexError(f"an index is outside 0 .. {self.outputs - 1}")
         return out
+
+
+def _points(kind: type) -> bool:
+    return kind is ctypes.c_void_p
 
 
 def pointer(tensor: Tensor | None) -> int | None:
