@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Integral
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +16,7 @@ from paceline.decoding.request import Request
 from paceline.decoding.sampling import SamplingParams
 from paceline.decoding.text import TextStream
 from paceline.drafters import DRAFTERS
+from paceline.drafters.dispatch import Dispatch
 from paceline.errors import OptionError, require
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
@@ -25,6 +27,7 @@ from paceline.targets import AUTO, Target, load_target, make_target
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from paceline.decoding.logprobs import Logprob
     from paceline.decoding.stats import Stats
     from paceline.drafting.base import Drafter
 
@@ -44,12 +47,14 @@ class Output:
         text: the continuation, special tokens left out, cut before a stop string.
         tokens: its ids, the end-of-sequence token included.
         finish_reason: "eos", "stop" or "length"; "cancelled" for a request that was given up.
+        logprobs: of each token, when they were asked for.
     """
 
     text: str
     tokens: list[int]
     finish_reason: str
     stats: Stats
+    logprobs: list[Logprob] = field(default_factory=list)
 
 
 class LLM:
@@ -75,6 +80,7 @@ class LLM:
         *,
         chat: bool | None = None,
         batch: int | None = None,
+        prediction: str | Sequence[int] = (),
         **sampling: Any,
     ) -> Output | list[Output]:
         """Continue a prompt, or a list of them as one batch.
@@ -83,6 +89,8 @@ class LLM:
             prompt: text, token ids, or chat messages (`[{"role": ..., "content": ...}]`); or a list of such.
             chat: put text through the tokenizer's chat template as a user message. Default: if it has one.
             batch: most prompts decoded at a time; default all.
+            prediction: what the output will largely be, as for an edit of a text: drafted wherever it fits, before
+                anything else. It changes the speed and nothing else.
             **sampling: fields of `SamplingParams`.
 
         Raises:
@@ -91,29 +99,53 @@ class LLM:
         """
         several = _is_batch(prompt)
         prompts = cast("list[Prompt]", prompt if several else [prompt])
-        requests = self.requests(prompts, chat=chat, **sampling)
-        for _ in self.engine.run(requests, batch):
+        requests = self.requests(prompts, chat=chat, prediction=prediction, **sampling)
+        for _ in self.run(requests, batch):
             pass
         outputs = [self._output(request) for request in requests]
         return outputs if several else outputs[0]
 
+    def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
+        """Continue requests as `Engine.run` does, on an engine that drafts predictions where there are any."""
+        predicted = any(request.prediction for request in requests)
+        return (self._predicting if predicted else self.engine).run(requests, batch)
+
+    @cached_property
+    def _predicting(self) -> Engine:
+        return Engine(self.target, Dispatch(self.target, {self.drafter.source or "none": self.drafter}))
+
     def stream(self, prompt: Prompt, *, chat: bool | None = None, **sampling: Any) -> Iterator[str]:
         """Continue one prompt; yields text as it becomes certain, never half a character."""
         [request] = self.requests([prompt], chat=chat, **sampling)
-        for _ in self.engine.run([request]):
+        for _ in self.run([request]):
             if text := "".join(piece.text for piece in request.read()):
                 yield text
 
-    def requests(self, prompts: Sequence[Prompt], *, chat: bool | None = None, **sampling: Any) -> list[Request]:
-        """Prompts as `Request`s for `engine.run`: what `generate` and `stream` are made of."""
+    def requests(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        chat: bool | None = None,
+        prediction: str | Sequence[int] = (),
+        drafter: str | None = None,
+        **sampling: Any,
+    ) -> list[Request]:
+        """Prompts as `Request`s for `run` or an engine: what `generate` and `stream` are made of.
+
+        Args:
+            drafter: by what name the engine's `Dispatch` knows this one's drafter; other engines have only one.
+        """
         try:
             params = SamplingParams(**sampling)
         except TypeError as error:
             unknown = set(sampling) - set(SamplingParams.__dataclass_fields__)
             raise OptionError(f"unknown sampling option: {', '.join(sorted(unknown)) or error}") from error
+        if isinstance(prediction, str):
+            prediction = cast("list[int]", self.tokenizer.encode(prediction, add_special_tokens=False))
+        seeds = (None if params.seed is None else params.seed + index for index in range(len(prompts)))
         return [
-            self._request(prompt, replace(params, seed=None if params.seed is None else params.seed + index), chat)
-            for index, prompt in enumerate(prompts)
+            self._request(prompt, replace(params, seed=seed), chat, drafter=drafter, prediction=prediction)
+            for prompt, seed in zip(prompts, seeds, strict=True)
         ]
 
     def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
@@ -138,12 +170,13 @@ class LLM:
         """
         return ready(cast("StoppingPolicy", self.policy.build()), self.drafter)
 
-    def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None) -> Request:
-        ids = self.encode(prompt, chat)
-        bad = [token for token in ids if not 0 <= token < self.target.vocab_size]
-        require(not bad, f"token id {bad[:1]} is outside the vocabulary of {self.target.vocab_size}")
+    def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None, **more: Any) -> Request:
+        ids, vocab = self.encode(prompt, chat), self.target.vocab_size
+        bad = [token for token in [*ids, *(params.logit_bias or ()), *more["prediction"]] if not 0 <= token < vocab]
+        require(not bad, f"token id {bad[:1]} is outside the vocabulary of {vocab}")
+        require((params.logprobs or 0) <= vocab, f"logprobs must be at most {vocab}, the size of the vocabulary")
         require(not params.stop or self.target.tokenizer is not None, "stop strings need a model with a tokenizer")
-        eos = self.target.eos if params.eos is None else params.eos
+        eos = () if params.ignore_eos else self.target.eos if params.eos is None else params.eos
         return Request(
             ids,
             limit=params.max_new_tokens,
@@ -154,13 +187,15 @@ class LLM:
             text=TextStream(self.target.tokenizer, params.stop) if self.target.tokenizer else None,
             seed=params.seed,
             verifier=self.verifier,
+            logprobs=params.logprobs,
+            **more,
         )
 
     @staticmethod
     def _output(request: Request) -> Output:
         request.read()
         text = request.text.text if request.text else ""
-        return Output(text, request.output, request.finish_reason or "", request.stats)
+        return Output(text, request.output, request.finish_reason or "", request.stats, request.logprobs)
 
 
 def load(

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from paceline.decoding.engine import Engine
+from paceline.decoding.prefixes import PrefixStore
 from tiny import byte_tokenizer, small_llama
 
 
@@ -122,3 +123,14 @@ def test_a_model_without_chat_template_is_refused(talk, tmp_path):
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
     assert "no chat template" in err
+
+
+def test_earlier_turns_are_not_read_again(talk, monkeypatch: pytest.MonkeyPatch):
+    reused = []
+    original = PrefixStore.restore
+    monkeypatch.setattr(
+        PrefixStore, "restore", lambda self, *arguments: reused.append(original(self, *arguments)) or reused[-1]
+    )
+    assert talk("the first question", "another").code == 0
+    assert reused[0].tokens == 0
+    assert reused[1].tokens > len("user: the first question")

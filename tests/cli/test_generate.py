@@ -250,3 +250,15 @@ def test_prompt_files_that_cannot_be_read(run, tmp_path, stdin):
     refused(run("generate", "--file", "-"), 1, "not UTF-8")
     (tmp_path / "empty").write_bytes(b"")
     refused(run("generate", "--file", tmp_path / "empty"), 1, "the prompt is empty")
+
+
+def test_a_prediction_changes_nothing_but_the_rounds(run, tiny_model_dir, tmp_path):
+    words = ("generate", "abc", "-m", tiny_model_dir, "-n", 24, "--json", "-d", "none", "-p", "fixed:k=6")
+    plain = json.loads(run(*words).out)
+    file = tmp_path / "prediction.txt"
+    file.write_text(plain["text"])
+    got = json.loads(run(*words, "--prediction", file).out)
+    assert got["tokens"] == plain["tokens"]
+    code, _, err = run("generate", "abc", "--compare", "--prediction", file)
+    assert code == 1
+    assert "--prediction" in err

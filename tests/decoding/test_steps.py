@@ -14,8 +14,11 @@ import paceline
 from drafters.test_eagle_head import noisy as eagle_head
 from helpers import one_thread, perturbed  # noqa: F401
 from paceline import LLM
+from paceline.decoding import batch, reading
 from paceline.decoding.engine import Engine
+from paceline.decoding.prefixes import PrefixStore
 from paceline.decoding.request import Request
+from paceline.drafters.dispatch import Dispatch
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.early_exit.drafter import EarlyExit
@@ -41,6 +44,7 @@ DRAFTERS: dict[str, str | Callable[[Target], Drafter]] = {
         target, head=perturbed(MedusaHead.from_target(small_llama().float(), heads=3), 0.05), tree="dynamic", budget=6
     ),
     "eagle": lambda target: Eagle(target, head=eagle_head(small_llama().float(), 1)),
+    "merge": "merge:drafters=suffix|recycling:budget=6",
 }
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 5, [42, 43]]
 ROWS, SLOTS = 3, 64
@@ -129,3 +133,46 @@ def test_each_gets_what_it_gets_alone(drafter: str, fixed: bool, actions: list[K
             assert request.finish_reason == "length"
             assert request.output == tokens
             assert "".join(piece.text for piece in request.read()) == text
+
+
+CHUNK = 4  # of prompts here, instead of the hundreds of tokens that one of a real model's has
+OTHERS = ("none", "draft-model", "medusa", "merge")
+
+
+@cache
+def mixed(first: str) -> Dispatch:
+    llm = loaded(first)
+    return Dispatch(llm.target, {first: llm.drafter} | {name: llm.method(DRAFTERS[name]).drafter for name in OTHERS})
+
+
+@pytest.mark.parametrize("first", ["early-exit", "eagle", "prompt-lookup"])
+@settings(max_examples=12)
+@given(actions=ACTIONS, drafters=st.lists(st.sampled_from([None, *OTHERS]), min_size=24, max_size=24))
+def test_drafters_side_by_side(first: str, actions: list[Kind | str | int], drafters: list[str | None]) -> None:
+    """Each with a drafter of its own, some with a prediction, prompts read by chunks, prefixes reused: all as alone."""
+    llm = loaded(first)
+    engine = Engine(llm.target, mixed(first), rows=ROWS, slots=SLOTS, prefixes=PrefixStore(100))
+    asked: list[tuple[Kind, Request]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "PREFILL_CHUNK", CHUNK)
+        patch.setattr(reading, "PREFILL_CHUNK", CHUNK)
+        for action, drafter in zip(actions, drafters, strict=False):
+            if isinstance(action, Kind):
+                request = ask(llm, action)
+                request.drafter, request.verifier = drafter, "match"
+                request.prediction = [*alone("none", action)[0][: 3 * action.seed], 7, 7] if action.seed else []
+                asked.append((action, request))
+                engine.add(request)
+            elif isinstance(action, int):
+                for _, request in asked[action : action + 1]:
+                    engine.cancel(request)
+            else:
+                engine.step()
+        while not engine.idle:
+            engine.step()
+    for kind, request in asked:
+        tokens, _ = alone("none", kind)
+        assert request.error is None
+        assert request.finish_reason in ("length", "cancelled")
+        assert request.output == (tokens if request.finish_reason == "length" else tokens[: len(request.output)])
+    assert all(not desk.seats for desk in mixed(first).desks.values())

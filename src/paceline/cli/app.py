@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import bench, chat, export, generate, layer_skip, methods, profile, rest, trigram
+from paceline.cli import bench, chat, export, generate, layer_skip, methods, profile, rest, serve, trigram
 from paceline.cli.train import app as train
 from paceline.errors import PacelineError
 from paceline.version import __version__
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)
 app.add_typer(layer_skip.app, name="layer-skip")

@@ -61,6 +61,9 @@ class ChatSession:
     stats: list[Stats] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        from paceline.decoding.prefixes import PrefixStore
+
+        self.llm.engine.prefixes = PrefixStore(self.llm.target.context)  # earlier turns are not read again
         self.reset()
 
     def reset(self) -> None:

@@ -62,7 +62,7 @@ def write(llm: LLM, request: Request, colour: bool) -> None:
     """Run the request, its text going to standard output as it comes; a last line is always ended."""
     console, palette, last = Console(), Palette(), ""
     coloured = colour and fancy(console)
-    for _ in llm.engine.run([request]):
+    for _ in llm.run([request]):
         for piece in request.read():
             last = harmless(piece.text) if console.is_terminal else piece.text
             style = palette.style(piece.source)

@@ -23,6 +23,10 @@ def generate(
     prompt: Annotated[str | None, Argument(help="The prompt.")] = None,
     file: Annotated[str | None, Option("--file", "-f", help="Read the prompt from a UTF-8 file, - for stdin.")] = None,
     system: Annotated[str | None, Option("--system", help="System message of the chat template.")] = None,
+    prediction: Annotated[
+        str | None,
+        Option("--prediction", metavar="FILE", help="What the output will largely be, in a UTF-8 file: drafted first."),
+    ] = None,
     raw: Annotated[bool, Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     compare: Annotated[bool, Option("--compare", help="Side by side with plain decoding.")] = False,
     colour: Annotated[bool, Option("--colour", help="Colour the tokens by who proposed them.")] = False,
@@ -32,9 +36,12 @@ def generate(
     text = read_prompt(prompt, file)
     if raw and system is not None:
         raise OptionError("--system needs the chat template, which --raw leaves out")
+    if compare and prediction is not None:
+        raise OptionError("--compare compares methods: it takes no --prediction")
     conversation: Any = text
     if system is not None:
         conversation = [{"role": "system", "content": check_text(system)}, {"role": "user", "content": text}]
+    predicted = "" if prediction is None else read_prompt(None, prediction)
     params = sampling.checked()
     llm = source.llm(method)
     ids = llm.encode(conversation, chat=False if raw else None)
@@ -46,9 +53,9 @@ def generate(
         else:
             show_comparison(Console(highlight=False), llm, ids, params, text, about["method"])
         return
-    [request] = llm.requests([ids], **params)
+    [request] = llm.requests([ids], prediction=predicted, **params)
     if as_json:
-        written = "".join(piece.text for _ in llm.engine.run([request]) for piece in request.read())
+        written = "".join(piece.text for _ in llm.run([request]) for piece in request.read())
         print_json(about | as_result(request, written))
     else:
         write(llm, request, colour)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from paceline.decoding.logprobs import Logprob, logprobs_of
 from paceline.decoding.sampling import NodeProcessors, Noise
 from paceline.decoding.stats import TARGET, Stats
 from paceline.decoding.text import Piece, TextStream
@@ -39,6 +40,9 @@ class Request:
         verifier: how sampled output is verified. "match": sample at every node and follow, the choice for
             deterministic drafts; "rejection": speculative sampling; "auto": whichever accepts more.
         script: the output, known beforehand and followed whatever the target says: for replays.
+        logprobs: record the target's log-probability of each output token, and so many of the likeliest beside it.
+        drafter: which of a `Dispatch`'s drafters drafts for it; by default the first.
+        prediction: tokens that the output is likely to have much of; a `Dispatch` drafts them.
     """
 
     def __init__(
@@ -55,6 +59,9 @@ class Request:
         seed: int | None = None,
         verifier: str = "auto",
         script: Sequence[int] | None = None,
+        logprobs: int | None = None,
+        drafter: str | None = None,
+        prediction: Sequence[int] = (),
     ) -> None:
         require(len(ids) > 0, "the prompt is empty")
         require(limit >= 1, f"a request needs room for at least 1 new token, not {limit}")
@@ -64,6 +71,8 @@ class Request:
         self.limit, self.policy, self.sampling, self.verifier = limit, policy, sampling, verifier
         self.eos, self.text, self.stop_when = frozenset(eos), text, stop_when
         self._script = None if script is None else [*self.ids, *script]
+        self.drafter, self.prediction = drafter, prediction
+        self.top, self.logprobs = logprobs, list[Logprob]()
         self.processors = NodeProcessors(processors or LogitsProcessorList())
         self.noise = Noise(seed)
         policy.seed(self.noise.seed)
@@ -73,6 +82,7 @@ class Request:
         self.finish_reason: str | None = None
         self.error: Exception | None = None  # why it could not begin
         self.joined = 0.0  # when it got its row, by the clock that measures rounds
+        self.last: tuple[TokenTree, list[int]] | None = None  # the latest round's tree and its accepted nodes
         self._unread: list[Piece] = []
 
     @property
@@ -127,6 +137,7 @@ class Request:
     # -- output ----------------------------------------------------------------------------------------------------
     def accept(self, tree: TokenTree, outcome: Outcome) -> list[int]:
         """Append a round's tokens as far as no stop condition ends the output; returns those appended."""
+        self.last = tree, outcome.path
         nodes = outcome.path[1:]
         tokens = [tree.tokens[node] for node in nodes] + [outcome.token]
         sources = [tree.sources[node] for node in nodes] + [TARGET]
@@ -137,6 +148,11 @@ class Request:
             if self.finish_reason:
                 return tokens[:count]
         return tokens
+
+    def record(self, logits: Float[Tensor, "tokens vocab"], tokens: Sequence[int]) -> None:
+        """The target's raw logits that a round's output tokens were taken from, for those who ask for `logprobs`."""
+        if self.top is not None:
+            self.logprobs += logprobs_of(logits, tokens, self.top)
 
     def read(self) -> list[Piece]:
         """The text that has become certain since the last call, and who proposed it; at the end, what was held back.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
+from paceline.decoding.penalties import LogitBias, OutputPenalty
 from paceline.errors import require
 
 #: Processors that look at scores alone run once over all nodes; every other one gets each node's own history.
@@ -25,6 +27,7 @@ HISTORY_FREE = (
     hf.LogitNormalization,
     hf.InfNanRemoveLogitsProcessor,
     hf.SuppressTokensLogitsProcessor,
+    LogitBias,
 )
 
 #: Processors with state of their own, or a second model run, advance by one token a call: no tree can honour them.
@@ -33,11 +36,16 @@ REFUSED = (hf.UnbatchedClassifierFreeGuidanceLogitsProcessor, hf.SynthIDTextWate
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to generate. Names and meanings are those of transformers' GenerationConfig.
+    """How to generate. Names and meanings are those of transformers' GenerationConfig, or of the OpenAI API.
 
     Args:
         temperature: 0 is greedy decoding.
+        presence_penalty: taken off the logit of every token of the output.
+        frequency_penalty: the same, for each time it stands there.
+        logit_bias: added to the logits of these token ids.
         eos: token ids that end the output; None takes the model's.
+        ignore_eos: nothing ends the output but its length and `stop`.
+        logprobs: record each output token's log-probability, and so many of the likeliest beside it.
         stop: string or strings that end the output; the text ends before it, the tokens with the one that completes it.
         seed: of a request's random numbers; None draws one. In a batch, request i gets seed + i.
 
@@ -53,9 +61,14 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
     eos: tuple[int, ...] | None = None
     stop: str | Sequence[str] = ()
     seed: int | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         require(self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
@@ -72,13 +85,20 @@ class SamplingParams:
             self.no_repeat_ngram_size >= 0,
             f"no_repeat_ngram_size must be >= 0, not {self.no_repeat_ngram_size}",
         )
+        numbers = (self.presence_penalty, self.frequency_penalty, *(self.logit_bias or {}).values())
+        require(all(map(math.isfinite, numbers)), "penalties and logit_bias must be finite numbers")
+        require(self.logprobs is None or self.logprobs >= 0, f"logprobs must be >= 0, not {self.logprobs}")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         require(all(self.stop), "a stop string must not be empty")
 
     def processors(self, prompt_length: int, eos: Sequence[int], device: torch.device) -> LogitsProcessorList:
-        """In the order in which transformers' `generate` applies them."""
+        """In the order in which transformers' `generate` applies them; what it does not have comes first."""
         chosen = LogitsProcessorList()
+        if self.logit_bias:
+            chosen.append(LogitBias(self.logit_bias, device))
+        if self.presence_penalty or self.frequency_penalty:
+            chosen.append(OutputPenalty(prompt_length, self.presence_penalty, self.frequency_penalty))
         if self.repetition_penalty != 1:
             chosen.append(hf.RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
         if self.no_repeat_ngram_size:

@@ -29,6 +29,7 @@ class Stats:
     sources: list[str] = field(default_factory=list)  # who proposed each output token
     prefill_seconds: float = 0.0
     seconds: float = 0.0  # wall time from joining the batch to the last token, prefill included
+    reused_tokens: int = 0  # of the prompt, which an earlier one had begun with as well
 
     @property
     def tokens(self) -> int:
@@ -69,6 +70,7 @@ class Stats:
     def as_dict(self) -> dict[str, object]:
         return {
             "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
             "tokens": self.tokens,
             "rounds": len(self.rounds),
             "drafted": self.drafted,

@@ -88,7 +88,7 @@ class Lookahead(Drafter):
         row.state = Window(row.ids, self.window, self.level - 1, self.guess, budget)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        return [self._branches(row, row.state, len(rows)) for row in rows]
+        return [self._branches(row, row.state, len(rows) + self.others) for row in rows]
 
     def _branches(self, row: Row, window: Window, rows: int) -> TokenTree:
         tree = TokenTree.root(row.ids[-1])

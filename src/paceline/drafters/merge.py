@@ -74,6 +74,7 @@ class Merge(TreeDrafter):
         self.paid = {at: part for at, part in enumerate(self.parts) if part.competes}
         self.whole = {at: part for at, part in enumerate(self.parts) if at not in self.free and at not in self.paid}
         self.needs_trees = bool(self.paid or self.whole)
+        self.shares_cache = any(part.shares_cache for part in self.parts)
         self.taps = tuple({tap for part in self.parts for tap in part.taps})
         self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
         self.random = Random(0)
@@ -106,7 +107,7 @@ class Merge(TreeDrafter):
         for at in self.whole:
             for view, own, tree in zip(views[at], drafts[at], trees, strict=True):
                 view.tree, view.places = own, _copy(own, tree)
-        pools = [Pool(row, len(rows), tree.drafted) for row, tree in zip(rows, trees, strict=True)]
+        pools = [Pool(row, len(rows) + self.others, tree.drafted) for row, tree in zip(rows, trees, strict=True)]
         self._gather(rows, pools)
         for pool, tree in zip(pools, trees, strict=True):
             _graft(pool.chosen(self.max_candidates), tree)
@@ -136,7 +137,7 @@ class Merge(TreeDrafter):
         found = {}
         for row in asked:
             state: MergeState = row.state
-            least = state.budget.min_score(len(rows)) if state.budget else 0.0
+            least = state.budget.min_score(len(rows) + self.others) if state.budget else 0.0
             found[row.slot] = self.free[at].propose(row, state.memory[at], depths[row.slot], least)
         return found
 
@@ -165,6 +166,10 @@ class Merge(TreeDrafter):
             part.observe(view, view.tree, own, PassOutput(out.logits[view.places], taps))
         for at in (*self.paid, *self.whole):
             state.memory[at].begin_round({tap: hidden[path[-1:]] for tap, hidden in out.taps.items()}, layers)
+
+    def end(self, row: Row) -> None:
+        for at in (*self.paid, *self.whole):
+            self.parts[at].end(row.state.memory[at])
 
     def move(self, source: int, target: int) -> None:
         for part in self.parts:

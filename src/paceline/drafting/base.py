@@ -23,11 +23,17 @@ from paceline.targets.target import PassOutput, Target
 class Row(Protocol):
     """A request as a drafter sees it."""
 
-    slot: int  # its row in the target's KV cache, and in the list given to `draft`
     ids: list[int]  # prompt and output so far; the last is the root of the next tree
     policy: StoppingPolicy
     state: Any  # the drafter's own, per request
     sampling: bool  # False: greedy decoding, where a drafter proposes its argmax
+    drafter: str | None  # which of several it asked for, by name
+    prediction: Sequence[int]  # tokens that its output is likely to have much of; often none
+
+    @property
+    def slot(self) -> int:
+        """Its row in the target's KV cache, and in the list given to `draft`."""
+        ...
 
     @property
     def room(self) -> int:
@@ -70,6 +76,12 @@ class Drafter:
     competes = False
     #: Whether it learns from branches that a target which reads chains only would leave out.
     needs_trees = False
+    #: Whether it runs the target's layers on the target's own cache: its rows are then those of the batch.
+    shares_cache = False
+    #: The drafters it is made of.
+    parts: Sequence[Drafter] = ()
+    #: How many requests of the batch others draft for: they share the pass that a budget counts on.
+    others = 0
     #: Where the trained head lies that it drafts with; None: it has none, or one that was made in Python.
     folder: Path | None = None
 
@@ -117,6 +129,9 @@ class Drafter:
         Args:
             out: the target's pass at this tree: logits `[nodes, vocab]`, and the drafter's taps `[nodes, hidden]`.
         """
+
+    def end(self, row: Row) -> None:
+        """A request leaves; its row is given to another."""
 
     def move(self, source: int, target: int) -> None:
         """The request in row `source` moves to row `target`."""

@@ -61,7 +61,7 @@ class TreeDrafter(Drafter):
         row.state = TreeState(self.remember(row), self.new_budget() if self.auto else None)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        return [self._draft(row, row.state, len(rows)) for row in rows]
+        return [self._draft(row, row.state, len(rows) + self.others) for row in rows]
 
     def _draft(self, row: Row, state: TreeState, rows: int) -> TokenTree:
         depth = reach(row)

@@ -36,6 +36,7 @@ class EarlyExit(AutoregressiveDrafter):
 
     default_policy = "pace"
     source = "early-exit"
+    shares_cache = True
 
     def __init__(self, target: Target, *, head: str = "auto", tree: int = 1, nodes: int = 16) -> None:
         super().__init__(target)

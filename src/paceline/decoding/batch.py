@@ -1,0 +1,200 @@
+"""The rows of an engine's cache: which request has which, whose prompt is being read, who waits."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.decoding.leading import leads, take_lead
+from paceline.decoding.reading import Reading
+from paceline.decoding.request import CANCELLED, FAILED, NO_ROW, Request
+from paceline.errors import ContextOverflow, require
+from paceline.targets.target import PREFILL_CHUNK
+
+if TYPE_CHECKING:
+    from paceline.decoding.prefixes import PrefixStore
+    from paceline.drafting.base import Drafter
+    from paceline.targets.cache import KVCache
+    from paceline.targets.target import Target
+
+
+class Batch:
+    """Requests that wait, the one whose prompt is being read, and those that decode, in rows `0, 1, …` of the cache.
+    For the arguments see `Engine`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        *,
+        rows: int | None = None,
+        slots: int | None = None,
+        prefixes: PrefixStore | None = None,
+    ) -> None:
+        require((rows is None) == (slots is None), "an engine is given both rows and slots, or neither")
+        require(
+            not (target.chains_only and drafter.needs_trees),
+            f"{drafter.source} drafts trees, and {target.name} reads chains only: choose another drafter",
+        )
+        self.target, self.drafter, self.prefixes = target, drafter, prefixes
+        self._reading: Reading | None = None  # whose prompt is being read
+        self._rows: list[Request] = []  # decoding; a request's slot is its index
+        self._waiting: deque[Request] = deque()
+        self._cache: KVCache | None = None
+        self._followed = False  # whether the drafter's buffers are made for this cache
+        self._fixed, self._runs = rows is not None, 0
+        if rows is not None and slots is not None:
+            require(min(rows, slots) >= 1, f"an engine has at least 1 row and 1 slot, not {rows} and {slots}")
+            self._allocate(rows, slots)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.resting and not self._waiting
+
+    @property
+    def resting(self) -> bool:
+        """Whether its cache holds nothing that is needed."""
+        return not self._rows and self._reading is None
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Those that decode, by row."""
+        return self._rows
+
+    @property
+    def capacity(self) -> tuple[int, int]:
+        """Rows and slots of the cache; 0 while there is none."""
+        return (0, 0) if self._cache is None else (self._cache.batch, self._cache.capacity)
+
+    def slots(self, request: Request) -> int:
+        """Slots of the KV cache that a request needs: its prompt, its output and the largest draft of a round."""
+        return request.prompt_length + request.limit + self.drafter.max_nodes(request.policy.limit) + 1
+
+    @torch.inference_mode()
+    def cancel(self, request: Request) -> None:
+        """End a request here and now, whether it waits or decodes; its row is free. One that ended is left alone."""
+        request.finish_reason = request.finish_reason or CANCELLED
+        if request in self._rows:
+            self._leave(request)
+        elif self._reading and self._reading.request is request:
+            self._reading = None
+        elif request in self._waiting:
+            self._waiting.remove(request)
+
+    # -- the cache -------------------------------------------------------------------------------------------------
+    @property
+    def _allocated(self) -> KVCache:
+        assert self._cache is not None
+        return self._cache
+
+    def _check(self, request: Request) -> None:
+        self.target.check_fits(request.prompt_length, request.limit)
+        require(request.is_new, "a request can be decoded once: make a new one")
+        if self._fixed and (needed := self.slots(request)) > self._allocated.capacity:
+            raise ContextOverflow(
+                f"a prompt of {request.prompt_length} tokens + {request.limit} new tokens + a draft need {needed} "
+                f"slots of the KV cache; this engine's rows have {self._allocated.capacity}"
+            )
+
+    def _make_room(self, rows: int, slots: int) -> None:
+        """A cache of this size at least, if there is none and nothing would be lost."""
+        too_small = self._cache is None or self._cache.batch < rows or self._cache.capacity < slots
+        if rows and too_small and self.resting and not self._fixed:
+            self._allocate(rows, slots)
+
+    @torch.inference_mode()
+    def _allocate(self, rows: int, slots: int) -> None:
+        self._cache = None  # what there was is free before there is more
+        self._cache, self._followed = self.target.new_cache(rows, slots), False
+
+    def _release(self) -> None:
+        """Give the cache back, when nobody needs it and it may be of another size next time."""
+        if self.idle and not self._fixed and not self._runs:
+            self._cache = None
+
+    def _lead(self) -> None:
+        """Have the drafter follow this engine's cache, unless it does already."""
+        if not (self._followed and leads(self, self.drafter)):
+            take_lead(self, self.drafter)
+            self._start_drafter(self._allocated)
+            self._followed = True
+
+    def _start_drafter(self, cache: KVCache) -> None:
+        self.drafter.start(cache)
+
+    # -- prompts ---------------------------------------------------------------------------------------------------
+    def _admit(self) -> None:
+        """Read as much of prompts as a step may, and let those join that are read."""
+        if self._waiting and self.resting:
+            self._make_room(len(self._waiting), max(map(self.slots, self._waiting)))
+            self._lead()
+        left = PREFILL_CHUNK
+        while (reading := self._reading or self._next()) and reading.chunk <= left:
+            left -= reading.chunk
+            try:
+                self._read(reading)
+            except Exception as error:
+                self._reading, request = None, reading.request
+                request.error, request.finish_reason, request.slot = error, FAILED, NO_ROW
+            except BaseException:
+                self.cancel(reading.request)
+                raise
+
+    def _next(self) -> Reading | None:
+        """The next of those that wait, when there is a row for it."""
+        if not self._waiting or len(self._rows) == self._allocated.batch:
+            return None
+        if self.slots(self._waiting[0]) > self._allocated.capacity:
+            return None  # those that came later wait with it
+        request, row = self._waiting.popleft(), len(self._rows)
+        own, taps = self._allocated.rows(row, row + 1), self._taps([request])
+        self._reading = Reading(request, row, own, taps, self.drafter.taps, self.prefixes)
+        return self._reading
+
+    def _read(self, reading: Reading) -> None:
+        """A chunk of a prompt. Behind the last one the request joins: the prompt's last token is the first round's
+        root, whose pass verifies the first draft as well.
+        """
+        reading.read(self.target)
+        if reading.left:
+            return
+        request, hidden = reading.request, reading.hidden()
+        request.slot = len(self._rows)
+        if reading.row != request.slot:  # rows before it have ended meanwhile
+            self._allocated.move(reading.row, request.slot)
+        if request.policy.reads_hidden and len(request.ids) > 1:
+            request.policy.begin_round(hidden[self.target.num_layers][-1])
+        began = time.perf_counter()
+        self.drafter.begin(request, hidden)
+        request.stats.prefill_seconds += time.perf_counter() - began
+        if self.prefixes:
+            self.prefixes.begin(request, {tap: hidden[tap] for tap in self.drafter.taps})
+        self._rows.append(request)
+        self._reading = None
+
+    def _leave(self, request: Request, whole: bool = True) -> None:
+        """Drop a row, of a round that was a `whole` one; the last row takes its place."""
+        request.stats.seconds = time.perf_counter() - request.joined
+        if self.prefixes and whole:
+            self.prefixes.end(request, self._allocated.rows(request.slot, request.slot + 1))
+        elif self.prefixes:
+            self.prefixes.drop(request)
+        self.drafter.end(request)
+        last = self._rows.pop()
+        if last is not request:
+            self._allocated.move(last.slot, request.slot)
+            self.drafter.move(last.slot, request.slot)
+            last.slot = request.slot
+            self._rows[last.slot] = last
+        request.slot = NO_ROW
+
+    def _taps(self, rows: Sequence[Request]) -> set[int]:
+        """What the drafter wants, and the last hidden states where a policy looks at them."""
+        last = {self.target.num_layers} if any(row.policy.reads_hidden for row in rows) else set[int]()
+        return last.union(self.drafter.taps)

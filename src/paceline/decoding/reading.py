@@ -1,0 +1,74 @@
+"""A prompt being read, a chunk at a time between the rounds of others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.decoding.prefixes import NOTHING, PrefixStore
+from paceline.targets.target import PREFILL_CHUNK
+
+if TYPE_CHECKING:
+    from paceline.decoding.request import Request
+    from paceline.targets.cache import KVCache
+    from paceline.targets.target import Target
+
+
+class Reading:
+    """A request whose prompt is being read into a row of the cache. The last token is left for the first round.
+
+    Args:
+        row: of the cache, where nobody else is.
+        taps: hidden states wanted of the prompt.
+        kept_taps: those of them that are wanted of every token, not of the last ones only.
+        prefixes: where the prompt's beginning may be known.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        row: int,
+        cache: KVCache,
+        taps: Collection[int],
+        kept_taps: Collection[int],
+        prefixes: PrefixStore | None,
+    ) -> None:
+        request.joined = time.perf_counter()
+        self.request, self.row, self.cache, self.taps = request, row, cache, taps
+        self.ids = request.ids[:-1]
+        cache.clear()
+        reused = NOTHING
+        if prefixes:
+            last = set(taps) - set(kept_taps)  # needs a token that is really read
+            reused = prefixes.restore(self.ids[: len(self.ids) - bool(last)], cache, kept_taps)
+        self.reused, self.done = reused.tokens, reused.tokens
+        self._hidden = [reused.hidden] if reused.tokens else []
+        request.stats.reused_tokens = reused.tokens
+        request.stats.prefill_seconds = time.perf_counter() - request.joined
+
+    @property
+    def left(self) -> int:
+        """Tokens to read."""
+        return len(self.ids) - self.done
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of the next read."""
+        return min(self.left, PREFILL_CHUNK)
+
+    def read(self, target: Target) -> None:
+        """The next chunk."""
+        began = time.perf_counter()
+        stop = self.done + self.chunk
+        self._hidden.append(target.prefill(self.ids[self.done : stop], self.cache, self.taps))
+        self.done = stop
+        self.request.stats.prefill_seconds += time.perf_counter() - began
+
+    def hidden(self) -> dict[int, Float[Tensor, "tokens hidden"]]:
+        """The taps of all that was read, and of what was reused where every token is wanted."""
+        return {tap: torch.cat([part[tap] for part in self._hidden if tap in part]) for tap in self.taps}

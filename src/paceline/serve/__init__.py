@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server on the steppable engine."""

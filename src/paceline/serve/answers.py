@@ -1,0 +1,175 @@
+"""What a job gives, in the shapes of the OpenAI API."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from paceline.drafters.prediction import Alignment
+from paceline.serve.tools import ToolText
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.decoding.logprobs import Logprob
+    from paceline.serve.worker import Job, News
+
+REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+
+
+class Choice:
+    """One of an answer's choices, as it grows."""
+
+    def __init__(self, index: int, *, chat: bool, tools: bool, logprobs: bool, trace: bool, echo: str = "") -> None:
+        self.index, self.chat, self.logprobs, self.trace, self.echo = index, chat, logprobs, trace, echo
+        self.tools = ToolText() if tools else None
+        self.text, self.tokens = "", 0  # so far
+
+    def delta(self, news: News, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """What is new of it, as a choice of a stream's chunk."""
+        text = "".join(piece.text for piece in news.pieces)
+        calls: list[dict[str, Any]] = []
+        if self.tools:
+            text = self.tools.push(text)
+            if news.finish_reason:
+                text, calls = text + self.tools.flush(), self.tools.calls
+        text, self.echo = self.echo + text, ""
+        offset, self.text, self.tokens = len(self.text), self.text + text, self.tokens + len(news.tokens)
+        content: dict[str, Any] = {"content": text}
+        if calls:
+            content["tool_calls"] = [{"index": at} | call for at, call in enumerate(calls)]
+        choice: dict[str, Any] = {"index": self.index} | ({"delta": content} if self.chat else {"text": text})
+        choice["logprobs"] = None
+        if self.logprobs:
+            if self.chat:
+                choice["logprobs"] = chat_logprobs(tokenizer, news.tokens, news.logprobs)
+            else:
+                choice["logprobs"] = completion_logprobs(tokenizer, news.tokens, news.logprobs, offset)
+        choice["finish_reason"] = "tool_calls" if calls else REASONS.get(news.finish_reason or "")
+        if self.trace:
+            choice["paceline"] = traced(news, tokenizer)
+        return choice
+
+    def whole(self, deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """All of it, as a choice of a response."""
+        choice = dict(deltas[-1])
+        if self.chat:
+            del choice["delta"]
+            choice["message"] = {"role": "assistant", "content": self.text}
+            if self.tools and self.tools.calls:
+                choice["message"] |= {"tool_calls": self.tools.calls, "content": self.text.strip() or None}
+        else:
+            choice["text"] = self.text
+        for key in ("logprobs", "paceline"):  # lists, one after another
+            if choice.get(key) is not None:
+                parts = [delta[key] for delta in deltas]
+                choice[key] = {name: [one for part in parts for one in part[name]] for name in parts[0]}
+        return choice
+
+
+def chat_logprobs(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], logprobs: Sequence[Logprob]
+) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = str(tokenizer.decode([token]))
+        whole = "\ufffd" not in text  # a token may be part of a character
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+    return {
+        "content": [
+            entry(token, known.logprob) | {"top_logprobs": [entry(*pair) for pair in known.top]}
+            for token, known in zip(tokens, logprobs, strict=True)
+        ]
+    }
+
+
+def completion_logprobs(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], logprobs: Sequence[Logprob], offset: int
+) -> dict[str, Any]:
+    texts = [str(tokenizer.decode([token])) for token in tokens]
+    return {
+        "tokens": texts,
+        "token_logprobs": [known.logprob for known in logprobs],
+        "top_logprobs": [{str(tokenizer.decode([token])): logprob for token, logprob in k.top} for k in logprobs],
+        "text_offset": [offset + sum(map(len, texts[:at])) for at in range(len(texts))],
+    }
+
+
+def traced(news: News, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Who proposed what, and what the round was: for those who ask, and the page."""
+    trace: dict[str, Any] = {
+        "tokens": news.tokens,
+        "sources": news.sources,
+        "pieces": [piece._asdict() for piece in news.pieces],
+        "rounds": [],
+    }
+    if news.record and news.tree and news.tokens:
+        nodes = zip(news.tree.tokens, news.tree.parents, news.tree.sources, strict=True)
+        tree = [
+            {"text": str(tokenizer.decode([token])), "parent": parent, "source": source}
+            for token, parent, source in nodes
+        ]
+        record = news.record
+        trace["rounds"] = [
+            {
+                "drafted": record.drafted,
+                "accepted": record.accepted,
+                "emitted": record.emitted,
+                "seconds": record.seconds,
+                "path": news.path,
+                "tree": tree,
+            }
+        ]
+    return trace
+
+
+def usage(job: Job, output: int) -> dict[str, Any]:
+    """Tokens of a job, `output` of them new: counted by their ids, not by chunks."""
+    firsts = job.requests[:: job.choices]
+    prompts = sum(request.prompt_length for request in firsts)
+    known = [(request.prediction, request.output) for request in job.requests if request.prediction]
+    accepted = sum(_followed(prediction, tokens) for prediction, tokens in known)
+    predicted = sum(len(prediction) for prediction, _ in known)
+    return {
+        "prompt_tokens": prompts,
+        "completion_tokens": output,
+        "total_tokens": prompts + output,
+        "prompt_tokens_details": {"cached_tokens": sum(request.stats.reused_tokens for request in firsts)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": max(predicted - accepted, 0),
+        },
+    }
+
+
+def speculation(job: Job) -> dict[str, Any]:
+    """`metrics` of a response, as harnesses read it."""
+    rounds = [record for request in job.requests for record in request.stats.rounds]
+    drafted = [record for record in rounds if record.drafted]
+    histogram = Counter(record.accepted for record in drafted)
+    proposed, accepted = sum(r.drafted for r in drafted), sum(r.accepted for r in drafted)
+    return {
+        "speculative_decoding": {
+            "num_steps": len(rounds),
+            "num_spec_steps": len(drafted),
+            "num_draft_tokens": proposed,
+            "num_accepted_tokens": accepted,
+            "acceptance_rate": accepted / proposed if proposed else 0.0,
+            "acceptance_length": 1 + accepted / len(drafted) if drafted else 1.0,
+            "acceptance_histogram": [histogram[n] for n in range(max(histogram, default=-1) + 1)],
+        }
+    }
+
+
+def envelope(kind: str, name: str, model: str) -> dict[str, Any]:
+    return {"id": name, "object": kind, "created": int(time.time()), "model": model}
+
+
+def _followed(prediction: Sequence[int], tokens: Sequence[int]) -> int:
+    alignment = Alignment(prediction)
+    for token in tokens:
+        alignment.append(token)
+    return alignment.followed

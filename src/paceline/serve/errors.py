@@ -1,0 +1,69 @@
+"""Errors as the OpenAI API tells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from paceline.errors import PacelineError
+from paceline.serve.worker import Closing, QueueFull, RoundFailed
+
+RETRY_AFTER = "1"  # seconds: a round takes far less, an answer seldom more
+
+
+class RequestTimeout(PacelineError):
+    """A request took longer than it may."""
+
+
+#: Status and type by the first class that fits; any other of paceline's own errors is the client's.
+KINDS: list[tuple[type[Exception], int, str]] = [
+    (QueueFull, 503, "overloaded_error"),
+    (Closing, 503, "overloaded_error"),
+    (RequestTimeout, 504, "timeout_error"),
+    (RoundFailed, 500, "server_error"),
+    (PacelineError, 400, "invalid_request_error"),
+    (Exception, 500, "server_error"),
+]
+
+
+def error_body(message: str, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
+    """The object that stands for an error, in a response and in a stream."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def described(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Status and body of an exception; of one that is not paceline's own nothing is told."""
+    status, kind = next((status, kind) for cls, status, kind in KINDS if isinstance(error, cls))
+    message = str(error) if isinstance(error, PacelineError) else "internal error"
+    return status, error_body(message, kind, status)
+
+
+def answer(status: int, body: dict[str, Any]) -> JSONResponse:
+    return JSONResponse(body, status, {"Retry-After": RETRY_AFTER} if status == 503 else None)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or None
+        what = "is not supported" if first["type"] == "extra_forbidden" else first["msg"]
+        message = f"{where}: {what}" if where else what
+        return answer(400, error_body(message, "invalid_request_error", 400, where))
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> JSONResponse:
+        body = error_body(str(error.detail), "invalid_request_error", error.status_code)
+        return JSONResponse(body, error.status_code, error.headers)
+
+    @app.exception_handler(PacelineError)
+    async def own(_: Request, error: PacelineError) -> JSONResponse:
+        return answer(*described(error))
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> JSONResponse:
+        return answer(*described(error))

@@ -1,0 +1,195 @@
+"""What clients may send: the OpenAI API's requests as far as they are honoured. Any other field is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+MOST_STOPS, MOST_CHOICES, MOST_LOGPROBS = 16, 128, 20
+
+Tokens = list[Annotated[int, Field(ge=0)]]
+
+
+class Strict(BaseModel):
+    """Refuses what it does not know; null stands for what is left out, as clients send it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class Method(Strict):
+    """How this request is sped up; what it says changes no token of greedy output."""
+
+    drafter: str | None = None
+    policy: str | None = None
+    verifier: Literal["auto", "match", "rejection"] | None = None
+    speculate: bool = True
+    trace: bool = False
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Strict):
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        return joined(self.content)
+
+
+class ResponseFormat(Strict):
+    type: Literal["text"]
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] = ""
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        kept = self.model_dump(exclude_none=True)
+        role = "system" if self.role == "developer" else self.role
+        return kept | {"role": role, "content": joined(self.content)}
+
+
+class Function(Strict):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class Common(Strict):
+    """What both kinds of completion take."""
+
+    model: str = ""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0  # -1 as in vLLM: off
+    min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+    presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] = 0.0
+    logit_bias: dict[int, Annotated[FiniteFloat, Field(ge=-100, le=100)]] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] = ()  # type: ignore[assignment]
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    user: str | None = None  # whose request it is: of no account here
+    paceline: Method = Method()
+
+    @property
+    def new_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """How many likeliest tokens are wanted beside each; None: no log-probabilities."""
+        raise NotImplementedError
+
+    def sampling(self) -> dict[str, Any]:
+        """Fields of `SamplingParams`, the number of tokens aside."""
+        return {
+            "min_new_tokens": self.min_tokens,
+            "temperature": self.temperature,
+            "top_k": max(self.top_k, 0),
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias,
+            "stop": self.stop,
+            "seed": self.seed,
+            "ignore_eos": self.ignore_eos,
+            "logprobs": self.top,
+        }
+
+
+class ChatRequest(Common):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
+    tools: list[Tool] = []
+    tool_choice: Literal["none", "auto"] = "auto"
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    prediction: Prediction | None = None
+
+    @model_validator(mode="after")
+    def _logprobs_are_asked_for(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    @property
+    def new_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+
+class CompletionRequest(Common):
+    prompt: str | Tokens | list[str] | list[Tokens]
+    max_tokens: Annotated[int, Field(ge=1)] | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _prompts_have_no_logprobs(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo cannot be combined with logprobs: those of the prompt are not computed")
+        return self
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or more, each a text or token ids."""
+        one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else list(self.prompt)  # type: ignore[list-item, arg-type]
+
+
+class TokenizeRequest(Strict):
+    model: str = ""
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Strict):
+    model: str = ""
+    tokens: Tokens
+
+
+def joined(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,0 +1,106 @@
+"""From what clients send to requests of the engine."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.api import LLM
+from paceline.errors import ContextOverflow, OptionError, require
+from paceline.policies import POLICIES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.decoding.request import Request
+    from paceline.serve.protocol import ChatRequest, Common, Message, Method
+
+PLAIN = "fixed:k=0"
+
+
+class FrontDesk:
+    """Prompts as token ids, methods by their names. A tokenizer of its own: the engine's thread uses the model's.
+
+    Raises:
+        OptionError: the model has no tokenizer.
+    """
+
+    def __init__(self, llms: Mapping[str, LLM], context: int) -> None:
+        self.llms, self.context = dict(llms), context
+        self.default = next(iter(llms))
+        self.tokenizer: PreTrainedTokenizerBase = copy.deepcopy(llms[self.default].tokenizer)
+        self._lock = threading.Lock()
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        with self._lock:
+            return list(self.tokenizer.encode(text, add_special_tokens=special))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        vocab = self.llms[self.default].target.vocab_size
+        require(all(token < vocab for token in tokens), f"a token id is outside the vocabulary of {vocab}")
+        with self._lock:
+            return str(self.tokenizer.decode(list(tokens)))
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """A conversation through the model's template."""
+        template = str(self.tokenizer.chat_template or "")
+        require(bool(template), "messages: this model has no chat template; use /v1/completions")
+        require(not tools or "tools" in template, "tools: this model's chat template has no place for them")
+        with self._lock:
+            try:
+                ids = self.tokenizer.apply_chat_template(
+                    [message.plain() for message in messages],
+                    tools=list(tools) or None,
+                    add_generation_prompt=True,
+                    return_dict=False,
+                )
+            except Exception as error:  # a template may refuse anything, in its own words
+                raise OptionError(f"messages: the chat template refuses them: {error}") from error
+        return list(ids)
+
+    def conversation(self, body: ChatRequest) -> list[int]:
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tool_choice == "auto" else []
+        return self.chat(body.messages, tools)
+
+    def requests(
+        self, body: Common, prompts: Sequence[list[int]], prediction: Sequence[int] = ()
+    ) -> Callable[[], list[Request]]:
+        """What the engine's thread makes the requests with: `n` for each prompt.
+
+        Raises:
+            OptionError, ContextOverflow: what is asked for cannot be.
+        """
+        name, llm = self._method(body.paceline)
+        limits = [self._limit(len(prompt), body.new_tokens) for prompt in prompts]
+
+        def make() -> list[Request]:
+            made: list[Request] = []
+            for prompt, limit in zip(prompts, limits, strict=True):
+                sampling = body.sampling() | {"max_new_tokens": limit}
+                made += llm.requests([prompt] * body.n, prediction=prediction, drafter=name, **sampling)
+            return made
+
+        return make
+
+    def _limit(self, prompt: int, wanted: int | None) -> int:
+        room = self.context - prompt
+        if room < (wanted or 1):
+            new = "" if wanted is None else f" + {wanted} new tokens"
+            raise ContextOverflow(f"a prompt of {prompt} tokens{new} exceeds the context of {self.context} tokens")
+        return wanted or room
+
+    def _method(self, asked: Method) -> tuple[str, LLM]:
+        name = asked.drafter or self.default
+        require(name in self.llms, f"paceline.drafter: '{name}' is not offered here; {', '.join(self.llms)} are")
+        llm = self.llms[name]
+        policy, verifier = llm.policy, asked.verifier or llm.verifier
+        if not asked.speculate:
+            policy = POLICIES.parse(PLAIN)
+        elif asked.policy:
+            policy = POLICIES.parse(asked.policy)
+            texts = [key for key, value in policy.options.items() if isinstance(value, str) and value != "auto"]
+            require(not texts, f"paceline.policy: {', '.join(texts)} cannot be set from a request")
+        changed = (policy, verifier) != (llm.policy, llm.verifier)
+        return name, LLM(llm.target, llm.drafter, policy, verifier) if changed else llm

@@ -1,0 +1,56 @@
+"""Calls of tools in a model's text, as chat templates of the Hermes and Qwen kind have them written."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+class ToolText:
+    """Tells a text's calls from the rest, as it comes.
+
+    What stands between `<tool_call>` and `</tool_call>` is a JSON object with `name` and `arguments`. Anything that is
+    not stays text.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The text that is certainly no call."""
+        self._held += text
+        shown = ""
+        while BEGIN in self._held:
+            before, _, rest = self._held.partition(BEGIN)
+            if END not in rest:
+                self._held = BEGIN + rest
+                return shown + before
+            inside, _, self._held = rest.partition(END)
+            call = _call(inside)
+            shown += before if call else before + BEGIN + inside + END
+            self.calls += [call] if call else []
+        held = next((n for n in range(len(BEGIN) - 1, 0, -1) if self._held.endswith(BEGIN[:n])), 0)
+        end = len(self._held) - held
+        shown, self._held = shown + self._held[:end], self._held[end:]
+        return shown
+
+    def flush(self) -> str:
+        """The rest, when no more text comes."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+def _call(text: str) -> dict[str, Any] | None:
+    try:
+        call = json.loads(text)
+        name, arguments = call["name"], call.get("arguments", {})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    if not isinstance(name, str):
+        return None
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": written}}

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import uvicorn
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[uvicorn.Server]:
+    """The servers that would have been run."""
+    servers: list[uvicorn.Server] = []
+
+    def run(self: uvicorn.Server) -> None:
+        servers.append(self)
+        self.started = self.config.port != 1
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    return servers
+
+
+def test_options_come_from_a_file_and_the_command_line(run, tiny_model_dir, tmp_path, served):
+    file = tmp_path / "serve.toml"
+    file.write_text('rows = 2\nport = 9000\napi-key = ["secret"]\n')
+    code, _, err = run(
+        "serve", "-m", tiny_model_dir, "--config", file, "--port", 9001, "--context", 64, "--offer", "lookahead"
+    )
+    assert (code, err) == (0, "")
+    [server] = served
+    assert (server.config.host, server.config.port) == ("127.0.0.1", 9001)
+    worker = server.config.app.state.worker
+    assert (worker.rows, worker.context) == (2, 64)
+    assert list(worker.llms) == ["auto", "none", "prompt-lookup", "suffix", "recycling", "lookahead"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "said"),
+    [
+        (["--timeout", "0"], "", "timeout must be above 0"),
+        (["--port", "1"], "", "cannot listen on"),
+        (["--config", "FILE"], "colour = 1", "unknown options: colour"),
+        (["--config", "FILE"], "rows =", "cannot read the options"),
+        (["--config", "FILE.none"], "", "cannot read the options"),
+        (["--offer", "nonsense"], "", "nonsense"),
+    ],
+)
+def test_what_is_wrong_is_one_line(run, tiny_model_dir, tmp_path, served, words, text, said):
+    file = tmp_path / "serve.toml"
+    file.write_text(text)
+    code, _, err = run("serve", "-m", tiny_model_dir, *(word.replace("FILE", str(file)) for word in words))
+    assert code == 1
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_the_extra_is_named(run, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    assert "pip install 'paceline[serve]'" in run("serve").err

@@ -1,0 +1,152 @@
+"""Clients that go, queues that fill, drafters that fail, servers that are told to stop."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline import LLM
+from paceline.errors import OptionError
+from paceline.serve.app import Settings, make_app
+from paceline.serve.tools import ToolText
+from serve.conftest import Running, serving, wait_until
+
+LONG: dict[str, Any] = {"prompt": "abcabc", "temperature": 0, "max_tokens": 450, "ignore_eos": True}
+
+
+def free(server: Running) -> bool:
+    return server.worker.engine.idle and server.worker._pending == 0
+
+
+class TestLoad:
+    def test_random_arrivals_get_what_they_get_alone(self, server: Running, tiny: LLM) -> None:
+        """Drafters, lengths and seeds at random; some clients vanish in the middle of a stream."""
+        pick = random.Random(0)
+        methods: list[dict[str, Any]] = [{"drafter": "suffix"}, {"drafter": "none"}, {"speculate": False}, {}]
+        bodies: list[dict[str, Any]] = [
+            {
+                "prompt": "".join(pick.choices("abc ", k=pick.randint(1, 40))),
+                "max_tokens": pick.randint(1, 30),
+                "temperature": pick.choice([0, 0.8]),
+                "seed": seed,
+                "paceline": pick.choice(methods),
+            }
+            for seed in range(24)
+        ]
+
+        def answer(body: dict[str, Any]) -> str:
+            if body["seed"] % 4 == 0:
+                vanish(server)
+            text: str = server.post("/v1/completions", json=body).json()["choices"][0]["text"]
+            return text
+
+        with ThreadPoolExecutor(5) as pool:
+            got = list(pool.map(answer, bodies))
+        wait_until(lambda: free(server))
+        for body, text in zip(bodies, got, strict=True):
+            sampling = {"temperature": body["temperature"], "seed": body["seed"], "max_new_tokens": body["max_tokens"]}
+            assert text == tiny.generate(body["prompt"], chat=False, **sampling).text
+
+    def test_whoever_goes_frees_a_row(self, server: Running) -> None:
+        vanish(server)
+        wait_until(lambda: free(server))
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json=LONG | {"n": 3}, timeout=0.2)
+        wait_until(lambda: free(server))
+        assert 'finished_reason="abort"' in server.get("/metrics").text
+
+    def test_a_full_queue(self, server: Running) -> None:
+        answer = server.post("/v1/completions", json=LONG | {"n": 12})
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert free(server)
+
+
+def vanish(server: Running) -> None:
+    """Hang up after the first chunk of a stream."""
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}) as answer:
+        next(answer.iter_lines())
+
+
+class TestFailures:
+    def test_a_drafter_that_fails(self, server: Running, tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        drafter = server.worker.llms["suffix"].drafter
+        body = {"prompt": "abcabc", "temperature": 0, "max_tokens": 12, "paceline": {"drafter": "suffix"}}
+        for step in ("begin", "draft", "observe"):
+            monkeypatch.setattr(drafter, step, _fails)
+            got = server.post("/v1/completions", json=body).json()["choices"][0]["text"]
+            assert got == tiny.generate("abcabc", chat=False, max_new_tokens=12).text
+            monkeypatch.undo()
+
+    def test_a_round_that_fails(self, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        body = {"prompt": "abcabc", "max_tokens": 4}
+        monkeypatch.setattr(server.worker.engine, "_round", _fails)
+        assert server.post("/v1/completions", json=body).status_code == 500
+        answer = server.post("/v1/completions", json=body | {"stream": True})
+        assert answer.json()["error"]["type"] == "server_error"
+        monkeypatch.setattr(server.worker.engine.target, "prefill", _fails)
+        assert server.post("/v1/completions", json=body).status_code == 500
+        monkeypatch.setattr(server.worker.llms["prompt-lookup"], "requests", _fails)
+        assert server.post("/v1/completions", json=body).status_code == 500
+        monkeypatch.undo()
+        assert server.post("/v1/completions", json=body).status_code == 200
+
+    def test_in_a_stream(self, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            monkeypatch.setattr(server.worker.engine, "_round", _fails)
+            rest = list(lines)
+        assert '"server_error"' in rest[-2]
+
+    def test_settings(self, tiny: LLM) -> None:
+        for wrong in ({"rows": 0}, {"queue": -1}, {"timeout": 0.0}):
+            with pytest.raises(OptionError):
+                make_app({"none": tiny}, Settings(**wrong))
+
+
+def _fails(*arguments: object, **options: object) -> Any:
+    raise RuntimeError("as it should")
+
+
+class TestOneOfItsOwn:
+    def test_keys_timeouts_and_the_end(self, llms: dict[str, LLM]) -> None:
+        """An answer that fits the drain time is given after the server was told to stop."""
+        settings = Settings(rows=1, context=500, queue=4, keep=0, timeout=0.3, keys=("one", "two"), json_log=True)
+        with serving({"none": llms["none"]}, settings) as server:
+            assert server.post("/v1/completions", json=LONG).status_code == 401
+            assert server.get("/slots", headers={"authorization": "Bearer three"}).status_code == 401
+            assert server.get("/health").status_code == 200
+            key = {"authorization": "Bearer two"}
+            late = server.post("/v1/completions", json=LONG | {"n": 4}, headers=key)
+            assert late.status_code == 504
+            wait_until(lambda: free(server))
+            with ThreadPoolExecutor(1) as pool:
+                short = LONG | {"max_tokens": 20}
+                waits = pool.submit(server.post, "/v1/completions", json=short, headers=key)
+                wait_until(lambda: not free(server) or waits.done())
+                server.server.should_exit = True
+                assert waits.result().status_code == 200
+        assert not server.worker.ready
+        server.worker.close()
+
+
+class TestToolText:
+    def test_calls_are_told_from_text(self) -> None:
+        call = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+        text = f"well <b> {call}<tool_call>no</tool_call>.<tool"
+        parser = ToolText()
+        shown = "".join(parser.push(char) for char in text) + parser.flush()
+        assert shown == "well <b> <tool_call>no</tool_call>.<tool"
+        [told] = parser.calls
+        assert told["function"] == {"name": "look", "arguments": '{"at": 1}'}
+
+    def test_what_is_no_call_stays_text(self) -> None:
+        for inside in ("[1]", '{"name": 3}', '{"arguments": {}}'):
+            parser = ToolText()
+            assert parser.push(f"<tool_call>{inside}</tool_call>") == f"<tool_call>{inside}</tool_call>"
+            assert not parser.calls
