@@ -89,7 +89,8 @@ def serve(
     llms = {method.parts()[0]: llm}
     for name in (*OFFERED, *(offer or ())):
         with suppress(OptionError) if name in OFFERED else nullcontext():  # some models read no trees
-            llms.setdefault(name, llm.method(name))
+            if name not in llms:
+                llms[name] = llm.method(name)
     app = make_app(llms, Settings(**settings))
     logging.basicConfig(level=logging.INFO, format="%(message)s" if log_json else "%(asctime)s %(message)s")
     server = uvicorn.Server(
