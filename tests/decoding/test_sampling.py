@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as hf
 
+from paceline.decoding.penalties import LogitBias
 from paceline.decoding.sampling import HISTORY_FREE, NodeProcessors, Noise, SamplingParams
 from paceline.errors import OptionError
 from tiny import small_llama
@@ -92,6 +93,7 @@ def test_history_free_processors_need_no_history() -> None:
         hf.LogitNormalization(),
         hf.InfNanRemoveLogitsProcessor(),
         hf.SuppressTokensLogitsProcessor([1, 2]),
+        LogitBias({1: 2.0}, torch.device("cpu")),
     ]
     assert {type(one) for one in made} == set(HISTORY_FREE)
     scores = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))

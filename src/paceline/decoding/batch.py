@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.targets.target import Target
 
 
-class Batch:
+class RunningBatch:
     """Requests that wait, the one whose prompt is being read, and those that decode, in rows `0, 1, …` of the cache.
     For the arguments see `Engine`.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.decoding.batch import Batch
+from paceline.decoding.batch import RunningBatch
 from paceline.decoding.request import CANCELLED, NO_ROW, Request
 from paceline.decoding.stats import Clock, Round
 from paceline.decoding.verify import Outcome, verify
@@ -28,7 +28,7 @@ class Emitted(NamedTuple):
     tokens: list[int]
 
 
-class Engine(Batch):
+class Engine(RunningBatch):
     """Runs requests on a target with a drafter. Requests may join and leave between rounds; what each of them gets does
     not depend on the others. Not thread-safe.
 

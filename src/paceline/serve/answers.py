@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
-class Choice:
+class AnswerChoice:
     """One of an answer's choices, as it grows."""
 
     def __init__(self, index: int, *, chat: bool, tools: bool, logprobs: bool, trace: bool, echo: str = "") -> None:

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from paceline.errors import require
-from paceline.serve.answers import Choice, envelope, speculation, usage
+from paceline.serve.answers import AnswerChoice, envelope, speculation, usage
 from paceline.serve.errors import RequestTimeout, add_error_handlers, described
 from paceline.serve.guard import Guard
 from paceline.serve.metrics import Metrics
@@ -133,7 +133,7 @@ class Service:
         tools = isinstance(body, ChatRequest) and bool(body.tools) and body.tool_choice == "auto"
         trace = body.paceline.trace
         choices = [
-            Choice(at * body.n + n, chat=chat, tools=tools, logprobs=body.top is not None, trace=trace, echo=echo)
+            AnswerChoice(at * body.n + n, chat=chat, tools=tools, logprobs=body.top is not None, trace=trace, echo=echo)
             for at, echo in enumerate(echoes)
             for n in range(body.n)
         ]
@@ -165,7 +165,7 @@ class Service:
             raise event
         return event
 
-    async def _whole(self, job: Job, name: str, chat: bool, choices: list[Choice]) -> dict[str, Any]:
+    async def _whole(self, job: Job, name: str, chat: bool, choices: list[AnswerChoice]) -> dict[str, Any]:
         deltas: dict[int, list[dict[str, Any]]] = {choice.index: [] for choice in choices}
         left = len(choices)
         while left:
@@ -177,7 +177,7 @@ class Service:
         return answer | {"usage": usage(job, sum(c.tokens for c in choices)), "metrics": speculation(job)}
 
     async def _stream(
-        self, job: Job, news: News, body: Common, name: str, choices: list[Choice]
+        self, job: Job, news: News, body: Common, name: str, choices: list[AnswerChoice]
     ) -> AsyncIterator[bytes]:
         chat, options, left, began = isinstance(body, ChatRequest), body.stream_options, len(choices), set[int]()
         head = envelope("chat.completion.chunk" if chat else "text_completion", name, self.model)

@@ -22,7 +22,7 @@ class Strict(BaseModel):
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
-class Method(Strict):
+class MethodChoice(Strict):
     """How this request is sped up; what it says changes no token of greedy output."""
 
     drafter: str | None = None
@@ -42,7 +42,7 @@ class TextPart(Strict):
     text: str
 
 
-class Prediction(Strict):
+class PredictedContent(Strict):
     type: Literal["content"]
     content: str | list[TextPart]
 
@@ -101,7 +101,7 @@ class Common(Strict):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     user: str | None = None  # whose request it is: of no account here
-    paceline: Method = Method()
+    paceline: MethodChoice = MethodChoice()
 
     @property
     def new_tokens(self) -> int | None:
@@ -139,7 +139,7 @@ class ChatRequest(Common):
     tools: list[Tool] = []
     tool_choice: Literal["none", "auto"] = "auto"
     response_format: ResponseFormat = ResponseFormat(type="text")
-    prediction: Prediction | None = None
+    prediction: PredictedContent | None = None
 
     @model_validator(mode="after")
     def _logprobs_are_asked_for(self) -> ChatRequest:

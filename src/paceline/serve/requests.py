@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.decoding.request import Request
-    from paceline.serve.protocol import ChatRequest, Common, Message, Method
+    from paceline.serve.protocol import ChatRequest, Common, Message, MethodChoice
 
 PLAIN = "fixed:k=0"
 
@@ -91,7 +91,7 @@ class FrontDesk:
             raise ContextOverflow(f"a prompt of {prompt} tokens{new} exceeds the context of {self.context} tokens")
         return wanted or room
 
-    def _method(self, asked: Method) -> tuple[str, LLM]:
+    def _method(self, asked: MethodChoice) -> tuple[str, LLM]:
         name = asked.drafter or self.default
         require(name in self.llms, f"paceline.drafter: '{name}' is not offered here; {', '.join(self.llms)} are")
         llm = self.llms[name]
