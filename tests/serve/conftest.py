@@ -16,7 +16,8 @@ import uvicorn
 import paceline
 from helpers import one_thread  # noqa: F401
 from paceline import LLM
-from paceline.serve.app import Settings, make_app
+from paceline.serve.app import make_app
+from paceline.serve.settings import Settings
 from paceline.serve.worker import Worker
 from paceline.targets.linear import can_pack
 from tiny import byte_tokenizer, small_llama

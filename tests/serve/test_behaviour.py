@@ -11,7 +11,8 @@ import pytest
 
 from paceline import LLM
 from paceline.errors import OptionError
-from paceline.serve.app import Settings, make_app
+from paceline.serve.app import make_app
+from paceline.serve.settings import Settings
 from paceline.serve.tools import ToolText
 from serve.conftest import Running, serving, wait_until
 

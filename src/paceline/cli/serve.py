@@ -68,7 +68,8 @@ def serve(
     try:
         import uvicorn
 
-        from paceline.serve.app import Settings, make_app
+        from paceline.serve.app import make_app
+        from paceline.serve.settings import Settings
     except ImportError as error:
         raise OptionError(f"serve needs the extra 'serve': pip install 'paceline[serve]' ({error})") from error
     settings: dict[str, Any] = {

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +23,7 @@ from paceline.serve.guard import Guard
 from paceline.serve.metrics import Metrics
 from paceline.serve.protocol import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paceline.serve.requests import FrontDesk
+from paceline.serve.settings import Settings
 from paceline.serve.worker import Job, Worker
 from paceline.version import __version__
 
@@ -37,45 +37,6 @@ PAGE = Path(__file__).with_name("page")
 DISCONNECTED = 499  # as nginx calls it: nobody reads it
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a server behaves.
-
-    Attributes:
-        rows: most requests decoded at a time.
-        context: most tokens of a request, prompt and output; 0: as many as the model has.
-        queue: most requests that wait for a row; more are refused.
-        keep: tokens whose keys and values are kept for prompts that begin alike; 0: none.
-        timeout: seconds that a request may take in all.
-        drain: seconds that requests have to end after the server is told to stop.
-        keys: API keys; none: all may come in.
-        origins: whose pages may call it (CORS).
-        body: most bytes of a request's body.
-        json_log: lines of the log are JSON objects.
-        name: what requests call the model; default its own name.
-    """
-
-    rows: int = 4
-    context: int = 0
-    queue: int = 64
-    keep: int = 8192
-    timeout: float = 600.0
-    drain: float = 30.0
-    keys: Sequence[str] = ()
-    origins: Sequence[str] = ()
-    body: int = 4 * 2**20
-    json_log: bool = False
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        """Raises OptionError for a value out of range."""
-        require(self.rows >= 1, f"rows must be at least 1, not {self.rows}")
-        for name in ("context", "queue", "keep"):
-            require(getattr(self, name) >= 0, f"{name} must not be below 0")
-        for name in ("timeout", "drain", "body"):
-            require(getattr(self, name) > 0, f"{name} must be above 0")
 
 
 def make_app(llms: Mapping[str, LLM], settings: Settings) -> FastAPI:
