@@ -10,7 +10,8 @@ from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as hf
 
 from paceline.decoding.penalties import LogitBias
-from paceline.decoding.sampling import HISTORY_FREE, NodeProcessors, Noise, SamplingParams
+from paceline.decoding.processors import HISTORY_FREE
+from paceline.decoding.sampling import NodeProcessors, Noise, SamplingParams
 from paceline.errors import OptionError
 from tiny import small_llama
 
@@ -51,7 +52,7 @@ def test_as_in_generate(model, settings: dict[str, object]) -> None:
     """The same processors in the same order: the same scores, at every length."""
     prompt = [1, 2, 3, 1, 2]
     params = SamplingParams(**settings, max_new_tokens=4)
-    ours = params.processors(len(prompt), (3,), CPU)
+    ours = LogitsProcessorList(params.processors(len(prompt), (3,), CPU))
     sampling = {"do_sample": True, "top_k": 0} if params.temperature else {}
     theirs = processors_of_generate(model, prompt, **{**sampling, **settings})
     redundant = hf.MinLengthLogitsProcessor  # transformers makes one of min_new_tokens too
@@ -71,7 +72,7 @@ def test_as_in_generate(model, settings: dict[str, object]) -> None:
 )
 def test_each_node_has_its_own_history(settings, history, paths, seed) -> None:
     """A node of a tree is scored as if its path were the output so far."""
-    processors = SamplingParams(**settings).processors(2, (3,), CPU)
+    processors = LogitsProcessorList(SamplingParams(**settings).processors(2, (3,), CPU))
     logits = 3 * torch.randn(len(paths), 16, generator=torch.Generator().manual_seed(seed))
     before = logits.clone()
     got = NodeProcessors(processors)(logits, history, paths)

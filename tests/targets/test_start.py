@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="needs a C++ compiler wi
 #: What takes seconds to import, and what only other commands need.
 NOT_AT_START = (
     *("transformers.modeling_utils", "transformers.models.llama.modeling_llama", "transformers.models.auto"),
+    *("transformers.generation.logits_process", "transformers.activations"),
     *("torch._dynamo", "sympy", "scipy", "pandas", "matplotlib", "optuna", "accelerate", "tensorboard", "numba"),
 )
 NOT_FOR_HELP = (*NOT_AT_START, "torch", "transformers", "tokenizers", "numpy")

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import LogitsProcessorList
 
 from paceline.decoding.logprobs import Logprob, logprobs_of
-from paceline.decoding.sampling import NodeProcessors, Noise
+from paceline.decoding.sampling import NodeProcessors, Noise, Processor
 from paceline.decoding.stats import TARGET, Stats
 from paceline.decoding.text import Piece, TextStream
 from paceline.decoding.verify import Outcome, Verification, draw
@@ -51,7 +50,7 @@ class Request:
         *,
         limit: int,
         policy: StoppingPolicy,
-        processors: LogitsProcessorList | None = None,
+        processors: Sequence[Processor] = (),
         sampling: bool = False,
         eos: Sequence[int] = (),
         text: TextStream | None = None,
@@ -73,7 +72,7 @@ class Request:
         self._script = None if script is None else [*self.ids, *script]
         self.drafter, self.prediction = drafter, prediction
         self.top, self.logprobs = logprobs, list[Logprob]()
-        self.processors = NodeProcessors(processors or LogitsProcessorList())
+        self.processors = NodeProcessors(processors)
         self.noise = Noise(seed)
         policy.seed(self.noise.seed)
         self.stats = Stats(self.prompt_length)

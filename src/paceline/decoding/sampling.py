@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import LogitsProcessorList
-from transformers.generation import logits_process as hf
 
-from paceline.decoding.penalties import LogitBias, OutputPenalty
 from paceline.errors import require
 
-#: Processors that look at scores alone run once over all nodes; every other one gets each node's own history.
-HISTORY_FREE = (
-    hf.TemperatureLogitsWarper,
-    hf.TopKLogitsWarper,
-    hf.TopPLogitsWarper,
-    hf.MinPLogitsWarper,
-    hf.TypicalLogitsWarper,
-    hf.EpsilonLogitsWarper,
-    hf.EtaLogitsWarper,
-    hf.LogitNormalization,
-    hf.InfNanRemoveLogitsProcessor,
-    hf.SuppressTokensLogitsProcessor,
-    LogitBias,
-)
+# transformers' processors, and what goes with them, are imported where a request has any: they take a second.
 
-#: Processors with state of their own, or a second model run, advance by one token a call: no tree can honour them.
-REFUSED = (hf.UnbatchedClassifierFreeGuidanceLogitsProcessor, hf.SynthIDTextWatermarkLogitsProcessor)
+#: A logits processor as transformers has them: of ids `[rows, length]` and scores `[rows, vocab]`.
+Processor = Callable[[Any, Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -92,46 +77,36 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         require(all(self.stop), "a stop string must not be empty")
 
-    def processors(self, prompt_length: int, eos: Sequence[int], device: torch.device) -> LogitsProcessorList:
+    def processors(self, prompt_length: int, eos: Sequence[int], device: torch.device) -> Sequence[Processor]:
         """In the order in which transformers' `generate` applies them; what it does not have comes first."""
-        chosen = LogitsProcessorList()
-        if self.logit_bias:
-            chosen.append(LogitBias(self.logit_bias, device))
-        if self.presence_penalty or self.frequency_penalty:
-            chosen.append(OutputPenalty(prompt_length, self.presence_penalty, self.frequency_penalty))
-        if self.repetition_penalty != 1:
-            chosen.append(hf.RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
-        if self.no_repeat_ngram_size:
-            chosen.append(hf.NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size))
-        if self.min_new_tokens and eos:
-            chosen.append(
-                hf.MinNewTokensLengthLogitsProcessor(prompt_length, self.min_new_tokens, list(eos), device=str(device))
-            )
-        if self.temperature not in (0, 1):
-            chosen.append(hf.TemperatureLogitsWarper(self.temperature))
-        if self.temperature and self.top_k:
-            chosen.append(hf.TopKLogitsWarper(self.top_k))
-        if self.temperature and self.top_p < 1:
-            chosen.append(hf.TopPLogitsWarper(self.top_p))
-        if self.temperature and self.min_p:
-            chosen.append(hf.MinPLogitsWarper(self.min_p))
-        return chosen
+        changes = self.logit_bias or self.presence_penalty or self.frequency_penalty or self.no_repeat_ngram_size
+        if not (self.temperature or changes or self.repetition_penalty != 1 or self.min_new_tokens):
+            return []
+        from paceline.decoding.processors import make_processors
+
+        return make_processors(self, prompt_length, eos, device)
 
 
 class NodeProcessors:
-    """A LogitsProcessorList that scores the nodes of a tree, each with its own history.
+    """Logits processors that score the nodes of a tree, each with its own history.
 
     Raises:
         OptionError: for a processor that cannot work on trees.
     """
 
-    def __init__(self, processors: LogitsProcessorList) -> None:
+    def __init__(self, processors: Sequence[Processor]) -> None:
+        self.processors = processors
+        self._history_free: tuple[type, ...] = ()
+        if not processors:
+            return
+        from paceline.decoding.processors import HISTORY_FREE, REFUSED
+
+        self._history_free = HISTORY_FREE
         for processor in processors:
             require(
                 not isinstance(processor, REFUSED),
                 f"{type(processor).__name__} keeps state from token to token and cannot be used with drafting",
             )
-        self.processors = processors
 
     def __bool__(self) -> bool:
         return bool(self.processors)
@@ -142,16 +117,14 @@ class NodeProcessors:
         """Scores of nodes whose histories are `history + paths[node]`."""
         scores = logits.float()
         for processor in self.processors:
-            if isinstance(processor, HISTORY_FREE):
-                scores = processor(None, scores)  # type: ignore[arg-type]  # it does not look
+            if isinstance(processor, self._history_free):
+                scores = processor(None, scores)  # it does not look
             else:
                 scores = self._by_history(processor, scores, history, paths)
         return scores
 
     @staticmethod
-    def _by_history(
-        processor: hf.LogitsProcessor, scores: Tensor, history: list[int], paths: Sequence[list[int]]
-    ) -> Tensor:
+    def _by_history(processor: Processor, scores: Tensor, history: list[int], paths: Sequence[list[int]]) -> Tensor:
         scores = scores.clone()
         for length in {len(path) for path in paths}:  # nodes of one depth have histories of one length
             nodes = [node for node, path in enumerate(paths) if len(path) == length]

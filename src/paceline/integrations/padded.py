@@ -15,7 +15,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as hf
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from paceline.decoding.sampling import HISTORY_FREE, REFUSED
+from paceline.decoding.processors import HISTORY_FREE, REFUSED
 
 
 @dataclass(frozen=True)

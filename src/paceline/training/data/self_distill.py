@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -137,7 +137,7 @@ class SelfDistillation:
             for _ in self.llm.engine.run([request for request, _ in pairs], self.batch):
                 count(1)
             for request, draft in pairs:
-                [noted] = request.processors.processors
+                noted: Any = request.processors.processors[0]
                 text = self.llm.tokenizer.decode(request.output, skip_special_tokens=True)
                 draft.answered(request, noted.top, str(text))
             going = [draft for _, draft in pairs if draft.turns]
