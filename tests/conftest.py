@@ -26,10 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def steady_costs() -> Iterator[None]:
     """What passes cost, for automatic budgets, as where width is cheap: measured, it is another in every run."""
-    from paceline.targets import cost_model, costs  # not before it is settled where numba keeps its code
+    from paceline.profiling import rounds  # not before it is settled where numba keeps its code
+    from paceline.targets import cost_model, costs
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "measure_costs", lambda target: cost_model.Costs({1: 1.0, 64: 1.5}))
+        patch.setattr(rounds, "_measure_rounds", lambda drafter: {0: 1.0, 64: 1.5})
         yield
 
 

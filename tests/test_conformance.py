@@ -32,8 +32,9 @@ OPTIONS: dict[str, Callable[[Path], str]] = {
     "medusa": lambda folder: f":head={folder / 'medusa'}",
     "eagle": lambda folder: f":head={folder / 'eagle'}",
     "rest": lambda folder: f":datastore={datastore(folder / 'rest')}",
+    "auto": lambda _: ":budget=8",  # a seed's sample under rejection is its own with fixed budgets only
     "lookahead": lambda _: ":budget=16",  # as many as pay would be none
-    "merge": lambda folder: f":drafters=draft-model;model={folder}|suffix|trigram;budget=8|lookahead;level=3;budget=8",
+    "merge": lambda folder: f":drafters=draft-model;model={folder}|suffix|trigram|lookahead;level=3;budget=8:budget=8",
 }
 
 #: Of these, drafters that come with all they need for the default model.
@@ -41,8 +42,8 @@ SHIPPED = ("early-exit", "medusa", "eagle", "lookahead")
 
 #: Drafters that work on the target's own cache, merged with others and with one another.
 MERGES: dict[str, Callable[[Path], str]] = {
-    "merge of early-exit": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|suffix;budget=8",
-    "merge of layer-skip": lambda folder: "merge:drafters=suffix;budget=8|layer-skip",
+    "merge of early-exit": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|suffix:budget=8",
+    "merge of layer-skip": lambda folder: "merge:drafters=suffix|layer-skip:budget=8",
     "merge of both": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|layer-skip:budget=8",
     "merge of a tree": lambda folder: f"merge:drafters=layer-skip|early-exit;head={folder / 'exit'};tree=2:budget=8",
 }

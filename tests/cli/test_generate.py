@@ -214,7 +214,11 @@ def refused(result, code, *parts):
         (("hello", "--device", "abacus"), 1, "abacus"),
         (("hello", "--tier", "x"), 1, "unknown tier 'x'"),
         (("hello", "--tier", "reference", "--exact"), 1, "the reference tier cannot be exact here"),
-        (("hello", "--dtype", "bfloat16", "--exact"), 1, "the torch tier cannot be exact here (bfloat16 on cpu"),
+        (
+            ("hello", "--dtype", "bfloat16", "--tier", "torch", "--exact"),
+            1,
+            "the torch tier cannot be exact here (bfloat16 on cpu",
+        ),
         (("hello", "--nonsense"), 2, "--nonsense"),
     ],
 )

@@ -321,7 +321,7 @@ CHOSEN: dict[str, Callable[[BlockTarget], Drafter]] = {
 }
 MERGES = [name for name in MAKE if name.startswith("merge of")]
 #: Hundreds of requests a pass: no candidate would be worth verifying.
-FIXED = ("prompt-lookup", "suffix", "recycling", "trigram")
+FIXED = ("prompt-lookup", "suffix", "recycling", "trigram", "auto")
 
 
 @pytest.mark.parametrize("name", ["early-exit", "eagle", "medusa"])

@@ -14,12 +14,19 @@ from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.policies import POLICIES
-from paceline.profiling.rounds import pass_cost, round_cost, round_seconds
+from paceline.profiling import rounds
+from paceline.profiling.rounds import _measure_rounds, pass_cost, round_cost, round_seconds
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
 from paceline.targets.span import Span
 from paceline.targets.target import BlockTarget, PassOutput, as_target
 from tiny import small_llama
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nowhere else in the tests."""
+    monkeypatch.setattr(rounds, "_measure_rounds", _measure_rounds)
 
 
 @pytest.fixture(scope="module")

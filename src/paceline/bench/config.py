@@ -30,6 +30,7 @@ class BenchConfig:
         batch: prompts decoded at a time, all of one task.
         seed: prompt i is sampled with seed + i.
         tier, device, dtype, exact: as for `paceline.load`.
+        device_map, quantization, attn_implementation, adapter: the same; `quantization` is its `quantization_config`.
         progress: a progress bar on stderr.
 
     Raises:
@@ -54,6 +55,10 @@ class BenchConfig:
     device: str = "cpu"
     dtype: str | None = None
     exact: bool | None = None
+    device_map: str | None = None
+    quantization: str | None = None
+    attn_implementation: str | None = None
+    adapter: str | None = None
     progress: bool = True
 
     def __post_init__(self) -> None:

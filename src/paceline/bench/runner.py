@@ -80,7 +80,14 @@ class _Bench:
         self.config, self.journal = config, journal
         self.names: Sequence[str] = tuple(config.methods)
         source: dict[str, Any] = {"tier": config.tier, "dtype": config.dtype, "device": config.device}
-        self.llm = load(config.model, drafter="none", exact=config.exact, **source)
+        asked: dict[str, Any] = {
+            "device_map": config.device_map,
+            "quantization_config": config.quantization,
+            "attn_implementation": config.attn_implementation,
+            "adapter": config.adapter,
+        }
+        self.options = {name: value for name, value in asked.items() if value is not None}
+        self.llm = load(config.model, drafter="none", exact=config.exact, **source, **self.options)
         self.hf_model = cache(self._hf_model)
         self.batches = batches(prompts, config.batch)
         target = self.llm.target
@@ -183,7 +190,7 @@ class _Bench:
         target = self.llm.target
         if target.tier == "reference":
             return target.model
-        return load_model(self.config.model, dtype=target.compute_dtype, device=target.device)[0]
+        return load_model(self.config.model, dtype=target.compute_dtype, device=target.device, **self.options)[0]
 
     def _warm_up(self, methods: Sequence[Method]) -> None:
         """One untimed call of each method at each temperature; what cannot run is refused here."""

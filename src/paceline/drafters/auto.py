@@ -26,12 +26,14 @@ class Auto(Merge):
     Args:
         head: a trained head as for `eagle` or `medusa`; "auto": the first that fits the model, EAGLE's before Medusa's;
             "none": do without.
+        budget: most nodes that are verified; a number asks all sources every round, so that a seed's own sample does
+            not depend on measured times.
     """
 
     source = "auto"
 
-    def __init__(self, target: Target, *, head: str = "auto") -> None:
-        TreeDrafter.__init__(self, target, AUTO)
+    def __init__(self, target: Target, *, head: str = "auto", budget: int | str = AUTO) -> None:
+        TreeDrafter.__init__(self, target, budget)
         trained = None if head == NONE else trained_head(target, head)
         self._combine([Trigram(target), Suffix(target), *([trained] if trained else [])])
 
