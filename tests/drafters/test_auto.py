@@ -53,6 +53,13 @@ def test_with_a_trained_head(kind: str, make: Callable[[Any], Any], tmp_path: Pa
     assert Auto(target, head="none").paid == {}
 
 
+def test_no_head_where_only_chains_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = as_target(small_llama())
+    monkeypatch.setattr("paceline.drafters.auto.trained_head", lambda target, head: pytest.fail("asked for a head"))
+    monkeypatch.setattr(target, "chains_only", True)
+    assert not Auto(target).needs_trees
+
+
 def test_a_head_that_is_not_there() -> None:
     with pytest.raises(PacelineError, match="nowhere"):
         Auto(as_target(small_llama()), head="nowhere")

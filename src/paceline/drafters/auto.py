@@ -34,7 +34,8 @@ class Auto(Merge):
 
     def __init__(self, target: Target, *, head: str = "auto", budget: int | str = AUTO) -> None:
         TreeDrafter.__init__(self, target, budget)
-        trained = None if head == NONE else trained_head(target, head)
+        without = head == NONE or (head == AUTO and target.chains_only)  # heads are asked for trees
+        trained = None if without else trained_head(target, head)
         self._combine([Trigram(target), Suffix(target), *([trained] if trained else [])])
 
 
