@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
@@ -12,8 +12,6 @@ from paceline.decoding.penalties import LogitBias, OutputPenalty
 
 if TYPE_CHECKING:
     import torch
-
-    from paceline.decoding.sampling import SamplingParams
 
 #: Processors that look at scores alone run once over all nodes; every other one gets each node's own history.
 HISTORY_FREE = (
@@ -34,10 +32,10 @@ HISTORY_FREE = (
 REFUSED = (hf.UnbatchedClassifierFreeGuidanceLogitsProcessor, hf.SynthIDTextWatermarkLogitsProcessor)
 
 
-def make_processors(
-    params: SamplingParams, prompt_length: int, eos: Sequence[int], device: torch.device
-) -> LogitsProcessorList:
-    """In the order in which transformers' `generate` applies them; what it does not have comes first."""
+def make_processors(params: Any, prompt_length: int, eos: Sequence[int], device: torch.device) -> LogitsProcessorList:
+    """Those of `SamplingParams`, in the order in which transformers' `generate` applies them; what it does not have comes
+    first.
+    """
     chosen = LogitsProcessorList()
     if params.logit_bias:
         chosen.append(LogitBias(params.logit_bias, device))
