@@ -33,7 +33,7 @@ REFUSED = (hf.UnbatchedClassifierFreeGuidanceLogitsProcessor, hf.SynthIDTextWate
 
 
 def make_processors(params: Any, prompt_length: int, eos: Sequence[int], device: torch.device) -> LogitsProcessorList:
-    """Those of `SamplingParams`, in the order in which transformers' `generate` applies them; what it does not have comes
+    """Those of `SamplingParams`, in the order in which transformers' `generate` applies them; others come
     first.
     """
     chosen = LogitsProcessorList()
