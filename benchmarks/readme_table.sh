@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks/results/readme}
 python=${PYTHON:-.venv/bin/python}
-methods=${METHODS:-ar,hf,hf-lookup,prompt-lookup,trigram,eagle,early-exit,medusa}
+methods=${METHODS:-ar,hf,hf-lookup,prompt-lookup,trigram,auto,eagle,early-exit,medusa}
 for tier in torch native; do
     "$python" -m paceline bench --suite benchmarks/prompts/tuning.jsonl --methods "$methods" \
         --max-new-tokens "${TOKENS:-128}" ${LIMIT:+--limit "$LIMIT"} --tier "$tier" --out "$out/$tier" > "/dev/stderr"
