@@ -57,7 +57,7 @@ def small_windows(model: PreTrainedModel, size: int = 4) -> Iterator[bool]:
 
 def sees_everything(model: PreTrainedModel, context: int) -> bool:
     """Whether every token of every layer sees all before it, as the configuration has it."""
-    if model.config.get_text_config().num_hidden_layers == 0:  # of a head without any of its own
+    if getattr(model.config.get_text_config(), "num_hidden_layers", None) == 0:  # of a head without any of its own
         return True
     plain, layers = (DynamicLayer, DynamicSlidingWindowLayer), _configured(model)
     return bool(layers) and all(type(layer) in plain and _window(layer, context) is None for layer in layers)
