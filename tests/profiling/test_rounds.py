@@ -15,7 +15,7 @@ from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.policies import POLICIES
 from paceline.profiling import rounds
-from paceline.profiling.rounds import _measure_rounds, pass_cost, round_cost, round_seconds
+from paceline.profiling.rounds import _round_seconds, pass_cost, round_cost, round_seconds
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
 from paceline.targets.span import Span
@@ -26,7 +26,7 @@ from tiny import small_llama
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """As nowhere else in the tests."""
-    monkeypatch.setattr(rounds, "_measure_rounds", _measure_rounds)
+    monkeypatch.setattr(rounds, "_round_seconds", _round_seconds)
 
 
 @pytest.fixture(scope="module")
