@@ -41,6 +41,7 @@ FACTOR = 8.0  # a target may differ by this many times the model's own noise
 FLOOR = 8.0  # and by this many units of rounding of its type, or float32's: sums over keys in other slots are others
 TOO_NOISY = 0.3  # a model that far from itself has no output to keep to
 KERNELS = 1e-3  # what other kernels may differ by, in float32
+HALVES = 4  # kernels that round elsewhere in half precision: by so many times what rounding explains (seen: 2.3)
 DRAWS = 3  # of other tokens, before a difference counts: a near tie between experts looks like one
 
 log = logging.getLogger("paceline")
@@ -166,7 +167,7 @@ def check_agrees(target: Target, seen: Witness) -> None:
         differs = difference(target, seen)
     except UnsupportedModel as error:
         raise ModelError(f"the {target.tier} tier cannot run {target.name}: {error}; use the reference tier") from error
-    if not differs <= max(2 * _rounding(seen.logits.dtype), KERNELS):
+    if not differs <= max(HALVES * _rounding(seen.logits.dtype), KERNELS):
         raise ModelError(
             f"the {target.tier} tier gives other logits than {target.name} itself (by {differs:.1%}): use the "
             "reference tier, and tell paceline's authors of this model"

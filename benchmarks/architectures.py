@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Every causal architecture of transformers, as a tiny random model: does paceline run it, how, and with its output?
 
-    python benchmarks/coverage.py --out docs/coverage.md     # all of them: minutes on one core
-    python benchmarks/coverage.py llama gemma3_text          # some, as lines
+    python benchmarks/architectures.py --out docs/coverage.md     # all of them: minutes on one core
+    python benchmarks/architectures.py llama gemma3_text          # some, as lines
 
 Each model is decoded with several drafters, one prompt at a time and in a ragged batch, among them one that proposes
 trees of the truth with wrong siblings. The ids are compared with those of the model's own greedy `generate`.
@@ -246,7 +246,7 @@ def main() -> None:
     print(dict(Counter(finding.outcome for finding in findings)))
     if args.out:
         with whole(args.out) as part:
-            part.write_text(page(findings, f"python benchmarks/coverage.py --out {args.out}"))
+            part.write_text(page(findings, f"python benchmarks/architectures.py --out {args.out}"))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""`benchmarks/coverage.py`, which writes docs/coverage.md, on one architecture of each kind."""
+"""`benchmarks/architectures.py`, which writes docs/coverage.md, on one architecture of each kind."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def coverage() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))
         # Under another name: there is a package "coverage".
-        spec: Any = spec_from_file_location("coverage_page", ROOT / "benchmarks" / "coverage.py")
+        spec: Any = spec_from_file_location("coverage_page", ROOT / "benchmarks" / "architectures.py")
         coverage: Any = module_from_spec(spec)
         patch.setitem(sys.modules, spec.name, coverage)
         spec.loader.exec_module(coverage)
@@ -86,3 +87,9 @@ def test_the_page_that_is_kept() -> None:
     assert len(rows) > 150
     assert "WRONG" not in rows
     assert f"| run, with the ids of `generate` | {rows.count('same')} |" in text
+
+
+def test_no_benchmark_hides_a_package() -> None:
+    """A script's folder comes first where Python looks for modules: numba imports `coverage` where that is installed."""
+    packages = {*packages_distributions(), *sys.stdlib_module_names}
+    assert not packages & {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
