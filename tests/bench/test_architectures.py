@@ -90,6 +90,6 @@ def test_the_page_that_is_kept() -> None:
 
 
 def test_no_benchmark_hides_a_package() -> None:
-    """A script's folder comes first where Python looks for modules: numba imports `coverage` where that is installed."""
+    """A script's folder is searched first for modules, and numba imports `coverage` if there is one."""
     packages = {*packages_distributions(), *sys.stdlib_module_names}
     assert not packages & {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
