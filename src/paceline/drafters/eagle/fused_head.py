@@ -1,0 +1,241 @@
+"""EAGLE-3's head (Li et al., 2025): it reads the target's hidden states of several depths, fused, beside the token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaConfig, PreTrainedModel
+
+from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
+from paceline.drafting.own_layers import make_layers
+from paceline.errors import require
+from paceline.targets.families import embedding_matrix, output_matrix
+from paceline.targets.identity import model_key, probe_features
+from paceline.targets.target import Target, as_target
+
+OWN, OF_TARGET = "own", "target"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(HeadConfig):
+    """What an EAGLE-3 head is.
+
+    Attributes:
+        layers: K, decoder layers.
+        taps: which hidden states of the target it reads: n is what enters layer n; the number of layers, what leaves
+            the last.
+        norm_first: whether what passes by the first layer's attention is the normed state (`norm_before_residual` in
+            the speculators format) or the state itself.
+        output: "target": the target's output matrix, not stored; "own": one of the head's own.
+        model: the Hugging Face configuration of its layers, Llama's whatever the target is.
+    """
+
+    layers: int = 1
+    taps: list[int]
+    norm_first: bool = False
+    output: str = OF_TARGET
+    model: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        require(self.layers >= 1, f"an EAGLE-3 head has K = 1 layer or more, not {self.layers}")
+        require(self.model.get("num_hidden_layers") == self.layers, f"its model has not {self.layers} layers")
+        require(bool(self.taps) and min(self.taps) >= 0, f"taps must be numbers of layers, not {self.taps}")
+        require(self.output in (OWN, OF_TARGET), f"output must be {OWN} or {OF_TARGET}, not '{self.output}'")
+
+
+class WideLayer(nn.Module):
+    """Llama's layer whose attention reads two things side by side: the state, normed, and the token's embedding,
+    normed. Only the state passes by. It takes `[state | normed embedding]` and gives the new state.
+    """
+
+    def __init__(self, layer: Any, norm_first: bool) -> None:
+        super().__init__()
+        self.self_attn, self.mlp, self.norm_first = layer.self_attn, layer.mlp, norm_first
+        self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(self.self_attn, name)
+            setattr(self.self_attn, name, nn.Linear(2 * old.in_features, old.out_features, old.bias is not None))
+
+    def forward(self, both: Float[Tensor, "batch tokens twice"], **arguments: Any) -> Float[Tensor, "batch tokens h"]:
+        state, beside = both.chunk(2, -1)
+        normed = self.input_layernorm(state)
+        attended = self.self_attn(hidden_states=torch.cat([normed, beside], -1), **arguments)[0]
+        state = (normed if self.norm_first else state) + attended
+        made: Tensor = state + self.mlp(self.post_attention_layernorm(state))
+        return made
+
+
+class Eagle3Head(TrainedHead):
+    """At position t it reads the target's hidden states there, of the depths `config.taps`, and the embedding of token
+    t + 1: `fc` fuses the states, the layers make the state from which token t + 2 is told, and which stands for the
+    target's in the next step of a draft.
+
+    Embeddings are the target's, and so is the output matrix unless `config.output` is "own"; they are neither trained
+    nor stored.
+
+    Attributes:
+        fc: from as many hidden sizes as there are taps to one.
+        lm: the layers, as a Hugging Face model without anything before or after them. The first is a `WideLayer`.
+        entry_norm: of embeddings.
+        norm: before the output matrix.
+        embedding: of all tokens; None until the target is known.
+        matrix: the output matrix, of the tokens that can be drafted; None until the target is known.
+    """
+
+    kind, title, Config = "eagle3", "EAGLE-3 head", Eagle3Config
+    config: Eagle3Config
+    embedding: Float[Tensor, "all hidden"] | None
+    matrix: Float[Tensor, "vocab hidden"] | None
+
+    def __init__(
+        self,
+        config: Eagle3Config,
+        fingerprint: Float[Tensor, "tokens hidden"],
+        tokens: Int[Tensor, " vocab"] | None = None,
+    ) -> None:
+        super().__init__(config, fingerprint, tokens)
+        self.lm = make_layers(config.model, 0)
+        size, eps = self.lm.config.hidden_size, self.lm.config.rms_norm_eps
+        self.fc = nn.Linear(len(config.taps) * size, size, bias=False)
+        self.entry_norm, self.norm = (nn.RMSNorm(size, eps=eps) for _ in range(2))
+        self.decoder.layers[0] = WideLayer(self.decoder.layers[0], config.norm_first)
+        self.decoder.norm = nn.Identity()
+        self.register_buffer("embedding", None, persistent=False)
+        own = config.output == OWN and tokens is not None
+        self.register_buffer("matrix", torch.empty(len(tokens), size) if own and tokens is not None else None, own)
+
+    @classmethod
+    def from_target(
+        cls,
+        model: PreTrainedModel,
+        layers: int = 1,
+        *,
+        tokens: Sequence[int] | None = None,
+        taps: Sequence[int] = (),
+        name: str | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """A head to train, in the model's dtype, with random layers.
+
+        Args:
+            model: the target, whole.
+            layers: K.
+            tokens: ids that can be drafted; None: all.
+            taps: see `Eagle3Config`; by default a low, a middle and a late one, as EAGLE-3's authors chose them.
+            name: of the target; by default as the model says.
+            seed: of what is drawn.
+
+        Raises:
+            OptionError: a number out of range.
+            UnsupportedModel: a model whose layers do not run one by one.
+        """
+        target = with_blocks(as_target(model), cls.kind)
+        deepest = target.num_layers
+        chosen = taps or sorted({min(tap, deepest) for tap in (2, deepest // 2, deepest - 3) if tap > 0})
+        require(all(0 <= tap <= deepest for tap in chosen), f"taps must lie in 0 .. {deepest}, not {list(taps)}")
+        made = cls(
+            Eagle3Config(
+                layers=layers,
+                taps=list(chosen),
+                target=name or model_key(target),
+                model=llama_layers(target.config, layers),
+            ),
+            probe_features(target),
+            as_ids(tokens, target.vocab_size),
+        ).place(model.device, model.dtype)
+        made._start_from(model, seed)
+        return made
+
+    @torch.no_grad()
+    def _start_from(self, model: PreTrainedModel, seed: int) -> None:
+        drawn = torch.Generator().manual_seed(seed)
+        for weight in self.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.randn(weight.shape, generator=drawn) * 0.5 * weight.shape[-1] ** -0.5)
+        self.know(embedding_matrix(model), output_matrix(model))
+
+    def know(self, embedding: Float[Tensor, "all hidden"], output: Float[Tensor, "all hidden"]) -> None:
+        """Take the target's matrices, which the head shares."""
+        self.embedding = embedding
+        if self.config.output == OF_TARGET:
+            self.matrix = output if self.tokens is None else output[self.tokens]
+
+    @property
+    def decoder(self) -> Any:
+        return self.lm.model
+
+    def probe(self, target: Target) -> Float[Tensor, "tokens hidden"]:
+        return probe_features(target)
+
+    # -- training --------------------------------------------------------------------------------------------------
+    def fused(self, states: Float[Tensor, "batch tokens taps*hidden"]) -> Float[Tensor, "batch tokens hidden"]:
+        """What the first step of a draft reads in place of a state of the head's own."""
+        made: Tensor = self.fc(states)
+        return made
+
+    def entered(
+        self, state: Float[Tensor, "batch tokens hidden"], ids: Int[Tensor, "batch tokens"]
+    ) -> Float[Tensor, "batch tokens twice"]:
+        """What the layers read: `state` at position t with the token at t + 1, `ids`."""
+        if self.embedding is None:
+            raise ValueError("this head shares the target's embeddings, which it does not know yet")
+        embedded = functional.embedding(ids, self.embedding).to(state.dtype)
+        return torch.cat([state, self.entry_norm(embedded)], -1)
+
+    def forward(
+        self,
+        states: Float[Tensor, "batch tokens taps*hidden"],
+        ids: Int[Tensor, "batch tokens"],
+        positions: Int[Tensor, "batch tokens"] | None = None,
+        mask: Int[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """The head's states, for whole texts.
+
+        Args:
+            states: of the target at positions 0, 1, ..., of all taps one after the other.
+            ids: of the tokens at positions 1, 2, ...: what follows each.
+            positions: of the states; 0, 1, ... by default.
+            mask: 1 for what is there, 0 for padding.
+        """
+        entered = self.entered(self.fused(states), ids)
+        out = self.decoder(inputs_embeds=entered, position_ids=positions, attention_mask=mask, use_cache=False)
+        made: Tensor = out.last_hidden_state
+        return made
+
+    def outputs(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        """Logits of the tokens that can be drafted."""
+        if self.matrix is None:
+            raise ValueError("this head shares the target's output matrix, which it does not know yet")
+        return functional.linear(self.norm(states), self.matrix.to(states.dtype))
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Parameters, all of them trained, by part: `fc`, `layers` with their norms; and their `total`."""
+        fc, total = (sum(weight.numel() for weight in part.parameters()) for part in (self.fc, self))
+        return {"fc": fc, "layers": total - fc, "total": total}
+
+
+def llama_layers(config: Any, layers: int) -> dict[str, Any]:
+    """The configuration of Llama layers of a target's shape: heads, sizes, rotation, context."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    names = ("hidden_size", "intermediate_size", "max_position_embeddings")
+    fields = {name: getattr(text, name) for name in names}
+    made = LlamaConfig(
+        **fields,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-5,
+        rope_parameters=getattr(text, "rope_parameters", None),
+        tie_word_embeddings=False,
+    )
+    kept = ("rope_parameters", *names, "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    facts = made.to_dict()
+    return {"model_type": "llama", "rms_norm_eps": made.rms_norm_eps, **{name: facts[name] for name in kept}}
