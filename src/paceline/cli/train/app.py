@@ -37,6 +37,7 @@ def train() -> None: ...
 app.command("early-exit")(train_early_exit.early_exit)
 app.command("medusa")(train_heads.medusa)
 app.command("eagle")(train_heads.eagle)
+app.command("eagle3")(train_heads.eagle3)
 app.command("stop-predictor")(train_stop_predictor.stop_predictor)
 app.command("prompts")(train_prompts.prompts)
 

@@ -21,6 +21,10 @@ def _option(*names: str, help: str, **more: Any) -> Any:
     return Option(*names, help=help, rich_help_panel="Head", **more)
 
 
+ROLLOUT = _option("--rollout", help="Drafting steps to learn: 1 on the model's states; above, on its own too.")
+FADING = _option("--fading", help="Weight of a step, relative to the one before it.")
+
+
 @dataclass(frozen=True)
 class Head:
     """What both kinds have."""
@@ -92,20 +96,47 @@ def eagle(
     head: Head,
     regression: Annotated[float, _option("--regression", help="Weight of the distance to the model's features.")] = 1.0,
     noise: Annotated[float, _option("--noise", help="To add to the features, relative to their size.")] = 0.1,
-    rollout: Annotated[
-        int, _option("--rollout", help="Drafting steps to learn: 1 on the model's features; above, on its own too.")
-    ] = 1,
+    rollout: Annotated[int, ROLLOUT] = 3,
+    fading: Annotated[float, FADING] = 0.8,
 ) -> None:
-    """Train the head of the drafter eagle; runs under `accelerate launch` and `torchrun` too."""
+    """Train EAGLE's head for the drafter eagle; runs under `accelerate launch` and `torchrun` too."""
 
     def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
         from paceline.training.heads.eagle import EagleOptions
 
         common = head.options(training, stored)
-        options = EagleOptions(regression=regression, noise=noise, rollout=rollout, **common)
+        options = EagleOptions(regression=regression, noise=noise, rollout=rollout, fading=fading, **common)
         adversarial = head.game()
         from paceline.training.heads.prepare_feature_heads import prepare_eagle
 
         return prepare_eagle(training.model, training.data, options, plan, adversarial)
+
+    run(training, prepare)
+
+
+@grouped
+def eagle3(
+    training: Training,
+    head: Head,
+    taps: Annotated[
+        str, _option("--taps", help="Which hidden states it reads, as 2,15,27; default a low, a middle, a late one.")
+    ] = "",
+    noise: Annotated[float, _option("--noise", help="To add to these states, relative to their size.")] = 0.0,
+    rollout: Annotated[int, ROLLOUT] = 3,
+    fading: Annotated[float, FADING] = 0.8,
+) -> None:
+    """Train EAGLE-3's head for the drafter eagle; runs under `accelerate launch` and `torchrun` too."""
+
+    def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
+        from paceline.training.heads.eagle import Eagle3Options
+
+        given = taps.split(",") if taps else []
+        require(all(tap.strip().isdecimal() for tap in given), f"taps must be numbers as in 2,15,27, not '{taps}'")
+        common = head.options(training, stored) | {"taps": tuple(map(int, given))}
+        options = Eagle3Options(noise=noise, rollout=rollout, fading=fading, **common)
+        adversarial = head.game()
+        from paceline.training.heads.prepare_feature_heads import prepare_eagle3
+
+        return prepare_eagle3(training.model, training.data, options, plan, adversarial)
 
     run(training, prepare)

@@ -72,6 +72,10 @@ class Training:
         Literal["cpu", "cuda"] | None, training_option("--device", help="Default: a GPU where there is one.")
     ] = None
     tier: Annotated[str | None, training_option("--tier", help="Of the frozen layers.")] = None
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        training_option("--precision", help="Of products; auto: bfloat16 where the machine multiplies it faster."),
+    ] = "auto"
     resume: Annotated[bool, training_option("--resume", help="Go on with a training that was stopped.")] = False
     as_json: Annotated[bool, training_option("--json", help="Print one JSON object.")] = False
 
@@ -111,7 +115,8 @@ def run(options: Training, prepare: Callable[[TrainingPlan, bool], PreparedTrain
         if not options.resume:
             Checkpoints(options.out or home, {}, options.keep).check_new()
 
-    accelerator = Accelerator(cpu=not gpu, mixed_precision="bf16" if gpu else "no")
+    half = _fast_bfloat16(gpu) if options.precision == "auto" else options.precision == "bfloat16"
+    accelerator = Accelerator(cpu=not gpu, mixed_precision="bf16" if half else "no")
     config.check_processes(accelerator.num_processes)  # before the frozen layers run, which can take long
     with _bar(accelerator.is_main_process) as bar:
         frozen = bar.add_task("frozen layers: tokens", total=None)
@@ -122,11 +127,12 @@ def run(options: Training, prepare: Callable[[TrainingPlan, bool], PreparedTrain
             options.tier,
             check_new,
             lambda done, of: bar.update(frozen, completed=done, total=of),
+            half,
         )
         made = prepare(plan, stored)
         bar.remove_task(frozen)
-        out = options.out or made.home
-        trainer = Trainer(made.task, made.data, config, out, accelerator, settings=made.settings, resume=options.resume)
+        out, settings = options.out or made.home, made.settings | {"precision": accelerator.mixed_precision}
+        trainer = Trainer(made.task, made.data, config, out, accelerator, settings=settings, resume=options.resume)
         bar.console.print(_about(made, accelerator.num_processes), soft_wrap=True, highlight=False)
         steps = bar.add_task("", total=len(trainer.steps), completed=trainer.step)
 
@@ -145,6 +151,12 @@ def run(options: Training, prepare: Callable[[TrainingPlan, bool], PreparedTrain
     else:
         print(_figures(measured))
         print(f"stored in {out}", file=sys.stderr)
+
+
+def _fast_bfloat16(gpu: bool) -> bool:
+    import torch
+
+    return gpu or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _gpu() -> bool:

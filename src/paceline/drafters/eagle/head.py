@@ -156,23 +156,24 @@ class EagleHead(TrainedHead):
             positions: of the features; 0, 1, ... by default.
             mask: 1 for what is there, 0 for padding.
         """
-        if self.embedding is None:
-            raise ValueError("this head shares the target's embeddings, which it does not know yet")
-        embedded = functional.embedding(ids, self.embedding).to(features.dtype)
-        return self.states(embedded, features, positions, mask)
-
-    def states(
-        self,
-        embedded: Float[Tensor, "batch tokens hidden"],
-        features: Float[Tensor, "batch tokens hidden"],
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Float[Tensor, "batch tokens hidden"]:
-        """`forward` behind the embeddings."""
-        entered = self.fc(torch.cat([embedded, features], -1))
-        out = self.decoder(inputs_embeds=entered, position_ids=positions, attention_mask=mask, use_cache=False)
+        out = self.decoder(
+            inputs_embeds=self.entered(features, ids), position_ids=positions, attention_mask=mask, use_cache=False
+        )
         states: Tensor = out.last_hidden_state
         return states
+
+    def fused(self, states: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, "batch tokens hidden"]:
+        """What the first step of a draft reads in place of a guess of the head's own: the features themselves."""
+        return states
+
+    def entered(
+        self, state: Float[Tensor, "batch tokens hidden"], ids: Int[Tensor, "batch tokens"]
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """What the layers read: the feature at position t, or the guess of it, with the token at t + 1, `ids`."""
+        if self.embedding is None:
+            raise ValueError("this head shares the target's embeddings, which it does not know yet")
+        entered: Tensor = self.fc(torch.cat([functional.embedding(ids, self.embedding).to(state.dtype), state], -1))
+        return entered
 
     def outputs(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         """Logits of the tokens that can be drafted, by the target's output matrix."""

@@ -1,4 +1,4 @@
-"""`paceline train eagle`: an EAGLE head (Li et al., 2024) of K layers (KOALA), distilled from the target."""
+"""`paceline train eagle`, `eagle3`: heads of EAGLE and EAGLE-3 (Li et al., 2024, 2025), distilled from the target."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from paceline.training.heads.rollout import rollout
 from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, draft_counts, figures, tally
 
 if TYPE_CHECKING:
+    from paceline.drafters.eagle.fused_head import Eagle3Head
     from paceline.drafters.eagle.head import EagleHead
     from paceline.training.heads.frozen_layers import HiddenStates
 
@@ -33,13 +34,15 @@ class EagleOptions(HeadOptions):
         regression: weight of the smooth L1 distance to the target's feature, relative to the distillation (EAGLE: 10).
         noise: to add to the features that the head reads, uniform in +- this share of their root mean square (EAGLE:
             0.1, of features whose scale is about 1).
-        rollout: drafting steps that are learnt: 1, on the target's features only, as in EAGLE-1; above, also on the
-            head's own, as in EAGLE-3.
+        rollout: drafting steps that are learnt: 1, on what the head reads of the target only, as in EAGLE-1; above,
+            also on its own states (training-time test, as in EAGLE-3).
+        fading: weight of a step relative to the one before it.
     """
 
     regression: float = 1.0
     noise: float = 0.1
-    rollout: int = 1
+    rollout: int = 3
+    fading: float = 0.8
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,6 +50,20 @@ class EagleOptions(HeadOptions):
             value = getattr(self, name)
             require(0 <= value < inf, f"{name} must be >= 0 and finite, not {value}")
         require(1 <= self.rollout <= CHAIN, f"rollout must lie in 1 .. {CHAIN}, not {self.rollout}")
+        require(0 < self.fading <= 1, f"fading must lie in (0, 1], not {self.fading}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Options(EagleOptions):
+    """How to train an EAGLE-3 head: its states are no guesses of the target's, so there is no regression.
+
+    Args:
+        taps: see `Eagle3Config`; none: those of EAGLE-3's authors.
+    """
+
+    regression: float = 0.0
+    noise: float = 0.0
+    taps: tuple[int, ...] = ()
 
 
 class _Step(NamedTuple):
@@ -60,31 +77,36 @@ class _Step(NamedTuple):
 class EagleTask(FeatureTask):
     """What belongs to position t of a text, where `batch.labels` and `top_ids` have token t + 1.
 
-    the head reads          the feature at t, token t + 1     features, ids ahead by 1
-    it guesses              the feature at t + 1              features ahead by 1
+    the head reads          the target's states at t, token t + 1     what is frozen, ids ahead by 1
+    EAGLE-1 guesses         the feature at t + 1              features ahead by 1
     its logits are of       token t + 2                       labels, top_ids ahead by 1
     in step n (from 0)      for a draft that began from t - n; `count` moves that back to where it began
     """
 
-    head: EagleHead
+    head: EagleHead | Eagle3Head
     counts = COUNTS
 
     def __init__(
-        self, head: EagleHead, features: HiddenStates, options: EagleOptions, matrix: Tensor, seed: int
+        self, head: EagleHead | Eagle3Head, features: HiddenStates, options: EagleOptions, matrix: Tensor, seed: int
     ) -> None:
         super().__init__(head, features, options.objective, matrix)
         self.options, self.seed = options, seed
 
     def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
-        features = self.frozen(batch).to(self.head.fc.weight.dtype)
-        read = features + self._noise(batch, features) if learning else features
+        read, features = self._frozen(batch)
+        read = read + self._noise(batch, read) if learning and self.options.noise else read
         steps = list(self._steps(batch, read, self.options.rollout))
-        weights = [torch.full_like(step.logits[:, 0], 1 / len(steps), dtype=torch.float32) for step in steps]
+        shares = [self.options.fading**n for n in range(len(steps))]
+        weights = [
+            torch.full_like(step.logits[:, 0], share / sum(shares), dtype=torch.float32)
+            for step, share in zip(steps, shares, strict=True)
+        ]
         true, losses = ahead(features, 1, 0.0), []
         for step, weight in zip(steps, weights, strict=True):
-            far = functional.smooth_l1_loss(step.guessed, true[step.rows], reduction="none").mean(-1)
-            said = self._said(batch, step, weight, TargetFeatures(true[step.rows]))
-            losses.append(said + self.options.regression * (weight * far).sum())
+            losses.append(self._said(batch, step, weight, TargetFeatures(true[step.rows])))
+            if self.options.regression:
+                far = functional.smooth_l1_loss(step.guessed, true[step.rows], reduction="none").mean(-1)
+                losses.append(self.options.regression * (weight * far).sum())
         return Drafts(
             torch.cat([step.logits for step in steps]),
             torch.cat(weights),
@@ -93,9 +115,14 @@ class EagleTask(FeatureTask):
             torch.stack(losses).sum(),
         )
 
-    def _steps(self, batch: Batch, features: Tensor, count: int) -> Iterator[_Step]:
+    def _frozen(self, batch: Batch) -> tuple[Float[Tensor, "batch tokens read"], Float[Tensor, "batch tokens hidden"]]:
+        """What the head reads of the target, and the target's features."""
+        frozen, size = self.frozen(batch).to(self.head.fc.weight.dtype), self.head.lm.config.hidden_size
+        return frozen[..., : max(size, frozen.shape[-1] - size)], frozen[..., -size:]
+
+    def _steps(self, batch: Batch, read: Tensor, count: int) -> Iterator[_Step]:
         asked = ahead(batch.labels, 1, IGNORE) != IGNORE
-        for n, guessed in enumerate(rollout(self.head, features, batch.ids, count)):
+        for n, guessed in enumerate(rollout(self.head, read, batch.ids, count)):
             rows = asked.clone()
             rows[:, :n] = False  # where a draft would have begun before the text
             yield _Step(rows, guessed[rows], self.head.outputs(guessed[rows]))
@@ -116,10 +143,10 @@ class EagleTask(FeatureTask):
         return self.options.noise * size * (2 * uniform - 1)
 
     def count(self, batch: Batch) -> Float[Tensor, " counts"]:
-        features = self.frozen(batch).to(self.head.fc.weight.dtype)
+        read, features = self._frozen(batch)
         labels, top_ids = ahead(batch.labels, 1, IGNORE), ahead(batch.top_ids, 1, UNKNOWN)
         right, asked = [], []
-        for n, step in enumerate(self._steps(batch, features, CHAIN)):
+        for n, step in enumerate(self._steps(batch, read, CHAIN)):
             best = self.ids(step.logits.argmax(-1))
             hits = torch.zeros_like(step.rows)
             hits[step.rows] = best == labels[step.rows]

@@ -34,7 +34,7 @@ ABOUT = "about.safetensors"
 
 
 class FeatureStore:
-    """`FrozenLayers` in files, float16, mapped into memory: `2 * hidden` bytes a token.
+    """`FrozenLayers` in files, float16, mapped into memory: `2 * width` bytes a token.
 
     There is one file for each shard of the data, whole or absent: computing goes on where it was stopped, several
     processes share it, and data that has grown has only its new shards computed.
@@ -60,7 +60,7 @@ class FeatureStore:
         progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
         self.layers, self.data = layers, data
-        self.width: int = layers.target.config.hidden_size
+        self.width = layers.width
         name = f"{model_key(layers.target)}-{layers.name}-{data.max_length}"
         self.paths = [path.parent / "features" / name / f"{path.stem}.f16" for path in data.paths]
         gigabytes = self._bytes(range(len(self.paths))) / 1e9
@@ -78,7 +78,7 @@ class FeatureStore:
             raise DataError(f"cannot write {error.filename or self.paths[0].parent}: {error.strerror}") from error
         self.parts = [self._mapped(path, len(shard.ids)) for path, shard in zip(self.paths, data.shards, strict=True)]
 
-    def __call__(self, batch: Batch) -> Float[Tensor, "batch tokens hidden"]:
+    def __call__(self, batch: Batch) -> Float[Tensor, "batch tokens width"]:
         rows = []
         for row in batch.rows:
             number = bisect_right(self.data.bases, row.start) - 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,16 +47,22 @@ class FrozenLayers:
         target: the model, or one cut down to its first layers, on any tier.
         start: N, for those that enter layer N; None: what leaves the final norm, the *features* that the output matrix
             and the heads of Medusa and EAGLE read.
+        taps: before these, those that enter layers so numbered, ascending, side by side, as EAGLE-3's head reads them.
     """
 
-    def __init__(self, target: Target, start: int | None = None) -> None:
-        self.target, self.start = target, start
-        self.name = "features" if start is None else f"layer-{start}"
+    def __init__(self, target: Target, start: int | None = None, taps: Sequence[int] = ()) -> None:
+        self.target, self.start, self.taps = target, start, tuple(taps)
+        self.name = "-".join([*map(str, taps), "features" if start is None else f"layer-{start}"])
+        self.width: int = (len(self.taps) + 1) * target.config.hidden_size
 
     @torch.inference_mode()
-    def __call__(self, batch: Batch) -> Float[Tensor, "batch tokens hidden"]:
+    def __call__(self, batch: Batch) -> Float[Tensor, "batch tokens width"]:
         target, ids = self.target, batch.ids.to(self.target.device)
         span, cache = Span(ids, np.zeros(len(ids), dtype=np.int64)), target.new_cache(*ids.shape)
         stop = target.num_layers if self.start is None else self.start
-        hidden = target.layers(target.embed(span), span, cache, 0, stop)
-        return target.features(hidden) if self.start is None else hidden
+        hidden, seen = target.embed(span), []
+        for first, last in pairwise((0, *self.taps, stop)):
+            hidden = target.layers(hidden, span, cache, first, last)
+            seen.append(hidden)
+        seen[-1] = target.features(hidden) if self.start is None else hidden
+        return torch.cat(seen, -1) if self.taps else seen[0]

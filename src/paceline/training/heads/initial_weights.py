@@ -17,6 +17,7 @@ from paceline.training.heads.head_task import ahead
 from paceline.training.objectives import soft_labels
 
 if TYPE_CHECKING:
+    from paceline.drafters.eagle.fused_head import Eagle3Head
     from paceline.drafters.eagle.head import EagleHead
     from paceline.drafters.early_exit.head import ExitHead
     from paceline.training.heads.frozen_layers import HiddenStates
@@ -63,6 +64,23 @@ def fit_eagle(head: EagleHead, features: HiddenStates, data: Dataset, samples: S
         if found.add(read, ahead(given, 1, 0.0)[asked]):
             break
     head.fc.weight.copy_(found.solve())
+
+
+@torch.no_grad()
+def fit_eagle3(head: Eagle3Head, frozen: HiddenStates, data: Dataset, samples: Sequence[int]) -> None:
+    """Let `fc` guess the next feature from the states it fuses as well as a linear map can, and the final norm give it
+    the size of features; the layers learn the rest.
+    """
+    size, read = head.fc.out_features, head.fc.in_features
+    found, squares = Regression(read, size, head.fc.weight.device), torch.zeros(())
+    for batch, asked in _learnt(data, samples, head.fc.weight.device, 1):
+        given = frozen(batch).float()
+        follows = ahead(given[..., -size:], 1, 0.0)[asked]
+        squares = follows.square().mean()
+        if found.add(given[asked][:, :read], follows):
+            break
+    head.fc.weight.copy_(found.solve())
+    head.norm.weight.fill_(float(squares.sqrt()))
 
 
 @torch.no_grad()

@@ -47,6 +47,7 @@ class TrainingPlan(NamedTuple):
         tier: which computes the frozen layers.
         at_home: told where the head would be found, before anything takes long.
         stored: told of how many tokens the states have been stored, of how many.
+        half: the frozen layers compute in bfloat16 on a CPU, too, as the head's products do.
     """
 
     training: TrainConfig
@@ -54,6 +55,13 @@ class TrainingPlan(NamedTuple):
     tier: str | None = None
     at_home: Callable[[Path], None] = lambda home: None
     stored: Callable[[int, int], None] = lambda done, of: None
+    half: bool = False
+
+    def dtype(self, stored: torch.dtype) -> torch.dtype:
+        """Of the frozen layers of a checkpoint that is `stored` so."""
+        if self.device.type != "cpu":
+            return stored
+        return torch.bfloat16 if self.half else torch.float32
 
 
 def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, plan: TrainingPlan) -> PreparedTraining:
@@ -70,7 +78,7 @@ def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, p
     require(1 <= config.layers < count, f"layers must lie in 1 .. {count - 1}, not {config.layers}")
     follow = config.start == "fitted" and config.layers + config.exit_layers <= count
     model = cut(model, config.layers + (config.exit_layers if follow else 0), max(1, config.exit_layers))
-    dtype = torch.float32 if plan.device.type == "cpu" else model.dtype
+    dtype = plan.dtype(model.dtype)
     model = model.float()  # for a fingerprint that does not depend on how training computes
     target = as_target(model)
     head = ExitHead.from_target(

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.heads import TrainedHead, with_blocks
@@ -20,10 +21,10 @@ from paceline.targets.target import Target, as_target
 from paceline.targets.tokenizers import fingerprint
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads.adversarial import Adversarial, AdversarialOptions, Discriminator
-from paceline.training.heads.eagle import EagleOptions, EagleTask
+from paceline.training.heads.eagle import Eagle3Options, EagleOptions, EagleTask
 from paceline.training.heads.feature_store import FeatureStore
 from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates
-from paceline.training.heads.initial_weights import fit_eagle, fit_medusa
+from paceline.training.heads.initial_weights import fit_eagle, fit_eagle3, fit_medusa
 from paceline.training.heads.medusa import MedusaOptions, MedusaTask, break_symmetry
 from paceline.training.heads.prepare import PreparedTraining, TrainingPlan, facts, fast, parameters
 
@@ -90,6 +91,25 @@ def prepare_eagle(
     return _prepared(frozen, head, fit_eagle, make_task, config, plan, adversarial)
 
 
+def prepare_eagle3(
+    name: str,
+    folders: Sequence[Path],
+    config: Eagle3Options,
+    plan: TrainingPlan,
+    adversarial: AdversarialOptions | None = None,
+) -> PreparedTraining:
+    """An EAGLE-3 head, as `prepare_medusa`."""
+    frozen = _frozen(name, folders, config)
+    head = Eagle3Head.from_target(
+        frozen.model, config.layers, tokens=frozen.tokens, taps=config.taps, seed=plan.training.seed
+    )
+
+    def make_task(states: HiddenStates, matrix: Tensor) -> EagleTask:
+        return EagleTask(head, states, config, matrix, plan.training.seed)
+
+    return _prepared(frozen, head, fit_eagle3, make_task, config, plan, adversarial, taps=head.config.taps)
+
+
 def _frozen(name: str, folders: Sequence[Path], config: HeadOptions) -> FrozenModel:
     model, tokenizer = load_as_stored(name)
     data = Dataset(*folders, max_length=config.max_length, tokenizer=fingerprint(tokenizer))
@@ -109,14 +129,15 @@ def _prepared(
     config: HeadOptions,
     plan: TrainingPlan,
     adversarial: AdversarialOptions | None,
+    taps: Sequence[int] = (),
 ) -> PreparedTraining:
-    model, data, (training, device, tier, at_home, stored) = frozen.model, frozen.data, plan
+    model, data, (training, device, tier, at_home, stored, _) = frozen.model, frozen.data, plan
     home = head.stored_path(frozen.target) / f"k{config.layers}{'-adv' if adversarial else ''}"
     at_home(home)
-    dtype = torch.float32 if device.type == "cpu" else frozen.dtype
+    dtype = plan.dtype(frozen.dtype)
     head.to(device)
     matrix, embeddings = (_rows(part, head, device) for part in (output_matrix(model), embedding_matrix(model)))
-    layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), frozen.tokenizer, tier))
+    layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), frozen.tokenizer, tier), taps=taps)
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, stored) if config.stored else layers
     fit(head, features, data, data.split(training.held_back)[0])
     learner: Task
