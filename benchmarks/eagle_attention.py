@@ -24,6 +24,8 @@ from torch import Tensor
 
 import paceline
 from paceline.bench.suites import load_suite
+from paceline.drafters.eagle.formats import embedding_rows
+from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafting.heads import output_rows
@@ -41,16 +43,19 @@ Guess = Callable[[Tensor], Tensor]  # the token that a draft begins with, for ea
 
 
 def eagle(folder: Path, target: Target) -> tuple[Any, Guess]:
-    head = EagleHead.load(folder, target)
-    head.matrix = output_rows(target, head.tokens)
+    fused = (folder / "eagle3.json").exists()
+    head: EagleHead | Eagle3Head = (Eagle3Head if fused else EagleHead).load(folder, target)
+    head.embedding = embedding_rows(target, torch.arange(target.vocab_size))
+    head.matrix = output_rows(target, head.tokens) if head.matrix is None else head.matrix
 
     def guess(ids: Tensor) -> Tensor:
-        # At t the head reads the feature there and token t + 1, and guesses token t + 2.
+        # At t the head reads the target's states there and token t + 1, and guesses token t + 2.
         span = Span(ids, np.zeros(1, dtype=np.int64))
-        embedded = target.embed(span)
-        features = target.features(hidden(target, span, target.num_layers))
-        states = head.states(embedded[:, 1:], features[:, :-1])
-        return chosen(head, head.outputs(states)[0])
+        if isinstance(head, Eagle3Head):
+            read = torch.cat([hidden(target, span, tap) for tap in head.config.taps], -1)
+        else:
+            read = target.features(hidden(target, span, target.num_layers))
+        return chosen(head, head.outputs(head(read[:, :-1], ids[:, 1:]))[0])
 
     return head, guess
 

@@ -104,7 +104,8 @@ def by_hand(tensors: dict[str, Tensor], config: dict[str, Any]) -> Tensor:
 
 
 def guessed(head: EagleHead) -> Tensor:
-    return head.states(small_llama().get_input_embeddings().weight[IDS], FEATURES)
+    head.embedding = small_llama().get_input_embeddings().weight
+    return head(FEATURES, IDS)
 
 
 def made(model: PreTrainedModel | None = None, **options: Any) -> EagleHead:

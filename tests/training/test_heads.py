@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from helpers import one_thread  # noqa: F401
+from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.errors import CheckpointMismatch, DataError, OptionError
@@ -22,11 +23,11 @@ from paceline.targets.target import as_target
 from paceline.training.data.dataset import IGNORE
 from paceline.training.data.samples import UNKNOWN
 from paceline.training.heads.adversarial import AdversarialOptions
-from paceline.training.heads.eagle import EagleOptions
+from paceline.training.heads.eagle import Eagle3Options, EagleOptions
 from paceline.training.heads.head_task import ahead
 from paceline.training.heads.medusa import RANKS, MedusaOptions
 from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
-from paceline.training.heads.prepare_feature_heads import prepare_eagle, prepare_medusa
+from paceline.training.heads.prepare_feature_heads import prepare_eagle, prepare_eagle3, prepare_medusa
 from paceline.training.heads.rollout import rollout
 from paceline.training.trainer import Report, TrainConfig, Trainer
 from tiny import small_llama
@@ -36,7 +37,9 @@ TRAIN = {"epochs": 2, "tokens": 300, "accumulate": 2, "report": 4, "held_back": 
 KINDS: dict[str, tuple[Callable[..., PreparedTraining], Any, Any]] = {
     "medusa": (prepare_medusa, MedusaOptions, MedusaHead),
     "eagle": (prepare_eagle, EagleOptions, EagleHead),
+    "eagle3": (prepare_eagle3, Eagle3Options, Eagle3Head),
 }
+EAGLES = [kind for kind in KINDS if kind.startswith("eagle")]
 
 
 def assembled(kind: str, model: Path, data: Path, weight: float = 0.0, **options: Any) -> PreparedTraining:
@@ -101,40 +104,43 @@ def test_medusa_learns_its_own_position(tiny_model_dir: Path, tiny_data: Path) -
         assert 0 < sum(ranks) <= 1
 
 
-def test_rollout_is_drafting_token_by_token(tiny_model_dir: Path, tiny_data: Path) -> None:
-    made = assembled("eagle", tiny_model_dir, tiny_data, layers=2)
-    head: EagleHead = made.task.head
+@pytest.mark.parametrize("kind", EAGLES)
+def test_rollout_is_drafting_token_by_token(kind: str, tiny_model_dir: Path, tiny_data: Path) -> None:
+    made = assembled(kind, tiny_model_dir, tiny_data, layers=2)
+    head: EagleHead | Eagle3Head = made.task.head
     with torch.no_grad():
         for index, weight in enumerate(head.parameters()):  # all parts of it in use
             weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(index))
         batch = made.data.batch([5])
-        features = made.task.frozen(batch)[:, :12]
+        frozen = made.task.frozen(batch)[:, :12, : head.fc.in_features if kind == "eagle3" else None]
         ids = batch.ids[:, :12]
-        guesses = list(rollout(head, features, ids, 3))
+        guesses = list(rollout(head, frozen, ids, 3))
         for start in range(2, 8):
-            read = features[:, : start + 1]
+            state = head.fused(frozen[:, : start + 1])
             for n in range(3):
-                want = head(read, ids[:, 1 : start + n + 2])[:, -1]
+                want = head.run(state, ids[:, 1 : start + n + 2])[:, -1]
                 torch.testing.assert_close(guesses[n][:, start + n], want, rtol=1e-4, atol=1e-4)
-                read = torch.cat([read, want[:, None]], 1)
-        torch.testing.assert_close(guesses[0][:, :11], head(features[:, :11], ids[:, 1:]), rtol=1e-4, atol=1e-4)
+                state = torch.cat([state, want[:, None]], 1)
+        torch.testing.assert_close(guesses[0][:, :11], head(frozen[:, :11], ids[:, 1:]), rtol=1e-4, atol=1e-4)
 
 
-def test_eagle_is_measured_as_it_drafts(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
-    """Drafting greedily from every position of a held-back text, on its own features."""
-    made = assembled("eagle", tiny_model_dir, tiny_data, vocab=None)
+@pytest.mark.parametrize("kind", EAGLES)
+def test_eagles_are_measured_as_they_draft(kind: str, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Drafting greedily from every position of a held-back text, on the head's own states."""
+    made = assembled(kind, tiny_model_dir, tiny_data, vocab=None)
     trainer(made, tmp_path, epochs=1).run()
     head, [index] = made.task.head, [i for i in range(len(made.data)) if made.data.generated[i]][:1]
     batch = made.data.batch([index])
     ids, first = batch.ids[0].tolist(), int((batch.labels[0] != IGNORE).nonzero()[0])
     hits = starts = 0
     with torch.no_grad():
-        features, counts = made.task.frozen(batch), made.task.count(batch)
+        frozen, counts = made.task.frozen(batch), made.task.count(batch)
+        fused = head.fused(frozen[..., : head.fc.in_features] if kind == "eagle3" else frozen)
         for at in range(first - 1, len(ids) - 3):  # where the first token to draft, `at + 2`, is the model's
-            read, text = features[:, : at + 1], ids[: at + 2]
+            state, text = fused[:, : at + 1], ids[: at + 2]
             for _ in range(2):
-                guess = head(read, torch.tensor([text[1:]]))[:, -1:]
-                read, text = torch.cat([read, guess], 1), [*text, int(head.outputs(guess).argmax())]
+                guess = head.run(state, torch.tensor([text[1:]]))[:, -1:]
+                state, text = torch.cat([state, guess], 1), [*text, int(head.outputs(guess).argmax())]
             hits, starts = hits + (text == ids[: at + 4]), starts + 1
     assert (counts[1], counts[6]) == (hits, starts)
 
@@ -142,7 +148,8 @@ def test_eagle_is_measured_as_it_drafts(tiny_model_dir: Path, tiny_data: Path, t
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_distributions(kind: str, tiny_model_dir: Path, tiny_data: Path) -> None:
     """What heads learn then is what the model itself says of the tokens that they draft."""
-    made = assembled(kind, tiny_model_dir, tiny_data, objective="whole", vocab=None)
+    steps = {"rollout": 1} if kind in EAGLES else {}
+    made = assembled(kind, tiny_model_dir, tiny_data, objective="whole", vocab=None, **steps)
     batch, heads = made.data.batch([3]), 4 if kind == "medusa" else 1
     drafts = made.task.drafts(batch, learning=False)
     with torch.no_grad():
@@ -250,6 +257,7 @@ def test_ahead() -> None:
         *((kind, {"layers": 0}) for kind in KINDS),
         *(("medusa", wrong) for wrong in ({"heads": 0}, {"vocab": 0}, {"objective": "x"}, {"max_length": 1})),
         *(("eagle", wrong) for wrong in ({"noise": -1.0}, {"regression": -1.0}, {"rollout": 0}, {"store_limit": 0.0})),
+        *(("eagle3", wrong) for wrong in ({"noise": -1.0}, {"fading": 0.0}, {"fading": 1.5})),
     ],
 )
 def test_wrong_options(kind: str, wrong: dict[str, Any]) -> None:

@@ -155,9 +155,22 @@ class Eagle3Head(TrainedHead):
     @torch.no_grad()
     def _start_from(self, model: PreTrainedModel, seed: int) -> None:
         drawn = torch.Generator().manual_seed(seed)
-        for weight in self.parameters():
+        for name, weight in self.named_parameters():
             if weight.dim() > 1:
-                weight.copy_(torch.randn(weight.shape, generator=drawn) * 0.5 * weight.shape[-1] ** -0.5)
+                adds = name.endswith(("o_proj.weight", "down_proj.weight"))  # a little: gradients reach all from the start
+                weight.copy_(torch.randn(weight.shape, generator=drawn) * (0.1 if adds else 0.5) * weight.shape[-1] ** -0.5)
+        import os
+        if os.environ.get("START") == "copy":
+            for layer, src in zip(self.decoder.layers, model.model.layers[-int(os.environ.get("SRC", "1")):]):
+                size = self.fc.out_features
+                for name in ("q_proj", "k_proj", "v_proj"):
+                    w = getattr(layer.self_attn, name).weight
+                    w[:, :size].copy_(getattr(src.self_attn, name).weight)
+                layer.self_attn.o_proj.weight.copy_(src.self_attn.o_proj.weight * 0.2)
+                for name in ("gate_proj", "up_proj", "down_proj"):
+                    getattr(layer.mlp, name).weight.copy_(getattr(src.mlp, name).weight * (0.2 if name == "down_proj" else 1))
+                layer.input_layernorm.weight.copy_(src.input_layernorm.weight)
+                layer.post_attention_layernorm.weight.copy_(src.post_attention_layernorm.weight)
         self.know(embedding_matrix(model), output_matrix(model))
 
     def know(self, embedding: Float[Tensor, "all hidden"], output: Float[Tensor, "all hidden"]) -> None:
@@ -203,7 +216,13 @@ class Eagle3Head(TrainedHead):
             positions: of the states; 0, 1, ... by default.
             mask: 1 for what is there, 0 for padding.
         """
-        entered = self.entered(self.fused(states), ids)
+        return self.run(self.fused(states), ids, positions, mask)
+
+    def run(
+        self, state: Tensor, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """`forward` on what may be states of the head's own."""
+        entered = self.entered(state, ids)
         out = self.decoder(inputs_embeds=entered, position_ids=positions, attention_mask=mask, use_cache=False)
         made: Tensor = out.last_hidden_state
         return made

@@ -156,11 +156,16 @@ class EagleHead(TrainedHead):
             positions: of the features; 0, 1, ... by default.
             mask: 1 for what is there, 0 for padding.
         """
-        out = self.decoder(
-            inputs_embeds=self.entered(features, ids), position_ids=positions, attention_mask=mask, use_cache=False
-        )
-        states: Tensor = out.last_hidden_state
-        return states
+        return self.run(self.fused(features), ids, positions, mask)
+
+    def run(
+        self, state: Tensor, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """`forward` on what may be guesses of the head's own."""
+        entered = self.entered(state, ids)
+        out = self.decoder(inputs_embeds=entered, position_ids=positions, attention_mask=mask, use_cache=False)
+        guessed: Tensor = out.last_hidden_state
+        return guessed
 
     def fused(self, states: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, "batch tokens hidden"]:
         """What the first step of a draft reads in place of a guess of the head's own: the features themselves."""

@@ -16,6 +16,7 @@ from torch.nn import functional
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
+from paceline.training.objectives import WHOLE
 from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, TargetFeatures, ahead
 from paceline.training.heads.rollout import rollout
 from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, draft_counts, figures, tally
@@ -94,11 +95,13 @@ class EagleTask(FeatureTask):
 
     def drafts(self, batch: Batch, learning: bool = True) -> Drafts:
         read, features = self._frozen(batch)
+        every = learning and self.options.objective == WHOLE
         read = read + self._noise(batch, read) if learning and self.options.noise else read
-        steps = list(self._steps(batch, read, self.options.rollout))
+        steps = list(self._steps(batch, read, self.options.rollout, every))
         shares = [self.options.fading**n for n in range(len(steps))]
+        part = int((ahead(batch.labels, 1, IGNORE) != IGNORE).sum()) / max(1, int(steps[0].rows.sum())) / sum(shares)
         weights = [
-            torch.full_like(step.logits[:, 0], share / sum(shares), dtype=torch.float32)
+            torch.full_like(step.logits[:, 0], share * part, dtype=torch.float32)
             for step, share in zip(steps, shares, strict=True)
         ]
         true, losses = ahead(features, 1, 0.0), []
@@ -120,8 +123,12 @@ class EagleTask(FeatureTask):
         frozen, size = self.frozen(batch).to(self.head.fc.weight.dtype), self.head.lm.config.hidden_size
         return frozen[..., : max(size, frozen.shape[-1] - size)], frozen[..., -size:]
 
-    def _steps(self, batch: Batch, read: Tensor, count: int) -> Iterator[_Step]:
+    def _steps(self, batch: Batch, read: Tensor, count: int, every: bool = False) -> Iterator[_Step]:
+        """Of every position of the texts, prompts too, or of those where there is something to learn."""
         asked = ahead(batch.labels, 1, IGNORE) != IGNORE
+        if every:
+            ends = torch.tensor([[len(row) - 1] for row in batch.rows], device=asked.device)
+            asked = torch.arange(asked.shape[1], device=asked.device) < ends
         for n, guessed in enumerate(rollout(self.head, read, batch.ids, count)):
             rows = asked.clone()
             rows[:, :n] = False  # where a draft would have begun before the text
