@@ -157,20 +157,9 @@ class Eagle3Head(TrainedHead):
         drawn = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
-                adds = name.endswith(("o_proj.weight", "down_proj.weight"))  # a little: gradients reach all from the start
-                weight.copy_(torch.randn(weight.shape, generator=drawn) * (0.1 if adds else 0.5) * weight.shape[-1] ** -0.5)
-        import os
-        if os.environ.get("START") == "copy":
-            for layer, src in zip(self.decoder.layers, model.model.layers[-int(os.environ.get("SRC", "1")):]):
-                size = self.fc.out_features
-                for name in ("q_proj", "k_proj", "v_proj"):
-                    w = getattr(layer.self_attn, name).weight
-                    w[:, :size].copy_(getattr(src.self_attn, name).weight)
-                layer.self_attn.o_proj.weight.copy_(src.self_attn.o_proj.weight * 0.2)
-                for name in ("gate_proj", "up_proj", "down_proj"):
-                    getattr(layer.mlp, name).weight.copy_(getattr(src.mlp, name).weight * (0.2 if name == "down_proj" else 1))
-                layer.input_layernorm.weight.copy_(src.input_layernorm.weight)
-                layer.post_attention_layernorm.weight.copy_(src.post_attention_layernorm.weight)
+                # What the layers add is small, not zero: then gradients reach their queries and keys from the start.
+                size = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.5
+                weight.copy_(torch.randn(weight.shape, generator=drawn) * size * weight.shape[-1] ** -0.5)
         self.know(embedding_matrix(model), output_matrix(model))
 
     def know(self, embedding: Float[Tensor, "all hidden"], output: Float[Tensor, "all hidden"]) -> None:

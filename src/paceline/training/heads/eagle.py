@@ -16,10 +16,10 @@ from torch.nn import functional
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
-from paceline.training.objectives import WHOLE
 from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, TargetFeatures, ahead
 from paceline.training.heads.rollout import rollout
 from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, draft_counts, figures, tally
+from paceline.training.objectives import WHOLE
 
 if TYPE_CHECKING:
     from paceline.drafters.eagle.fused_head import Eagle3Head
