@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -98,24 +98,32 @@ class EagleTask(FeatureTask):
         every = learning and self.options.objective == WHOLE
         read = read + self._noise(batch, read) if learning and self.options.noise else read
         steps = list(self._steps(batch, read, self.options.rollout, every))
-        shares = [self.options.fading**n for n in range(len(steps))]
-        part = int((ahead(batch.labels, 1, IGNORE) != IGNORE).sum()) / max(1, int(steps[0].rows.sum())) / sum(shares)
-        weights = [
-            torch.full_like(step.logits[:, 0], share * part, dtype=torch.float32)
-            for step, share in zip(steps, shares, strict=True)
-        ]
-        true, losses = ahead(features, 1, 0.0), []
-        for step, weight in zip(steps, weights, strict=True):
-            losses.append(self._said(batch, step, weight, TargetFeatures(true[step.rows])))
-            if self.options.regression:
-                far = functional.smooth_l1_loss(step.guessed, true[step.rows], reduction="none").mean(-1)
-                losses.append(self.options.regression * (weight * far).sum())
-        return Drafts(
-            torch.cat([step.logits for step in steps]),
-            torch.cat(weights),
-            torch.cat([ahead(features, -n, 0.0)[step.rows] for n, step in enumerate(steps)]),
-            TargetFeatures(torch.cat([true[step.rows] for step in steps])),
-            torch.stack(losses).sum(),
+        weights = self._weights(batch, steps)
+        # Steps draft the same tokens from different places: what the target says of each is computed once.
+        asked = steps[0].rows
+        number = (asked.flatten().cumsum(0) - 1).view_as(asked)
+        truth = TargetFeatures(ahead(features, 1, 0.0)[asked], torch.cat([number[step.rows] for step in steps]))
+        logits = torch.cat([step.logits for step in steps])
+        loss = self._said(batch, steps, logits, weights, truth)
+        if self.options.regression:
+            guessed = torch.cat([step.guessed for step in steps])
+            far = functional.smooth_l1_loss(guessed, truth.each(truth.features), reduction="none").mean(-1)
+            loss = loss + self.options.regression * (weights * far).sum()
+        began = torch.cat([ahead(features, -n, 0.0)[step.rows] for n, step in enumerate(steps)])
+        return Drafts(logits, weights, began, truth, loss)
+
+    def _weights(self, batch: Batch, steps: Sequence[_Step]) -> Float[Tensor, " n"]:
+        """Of every draft, by its step. They sum to the labels of the batch, at however many positions is learnt."""
+        labels, shares = (
+            int((ahead(batch.labels, 1, IGNORE) != IGNORE).sum()),
+            [self.options.fading**n for n in range(len(steps))],
+        )
+        each = labels / max(1, len(steps[0].logits)) / sum(shares)
+        return torch.cat(
+            [
+                torch.full_like(step.logits[:, 0], each * share, dtype=torch.float32)
+                for step, share in zip(steps, shares, strict=True)
+            ]
         )
 
     def _frozen(self, batch: Batch) -> tuple[Float[Tensor, "batch tokens read"], Float[Tensor, "batch tokens hidden"]]:
@@ -134,12 +142,14 @@ class EagleTask(FeatureTask):
             rows[:, :n] = False  # where a draft would have begun before the text
             yield _Step(rows, guessed[rows], self.head.outputs(guessed[rows]))
 
-    def _said(self, batch: Batch, step: _Step, weight: Tensor, truth: TargetFeatures) -> Float[Tensor, ""]:
-        """The loss of what a step says of the next token."""
+    def _said(
+        self, batch: Batch, steps: Sequence[_Step], logits: Tensor, weights: Tensor, truth: TargetFeatures
+    ) -> Float[Tensor, ""]:
+        """The loss of what steps say of the next token."""
         labels, top_ids = ahead(batch.labels, 1, IGNORE), ahead(batch.top_ids, 1, UNKNOWN)
-        top_logp = ahead(batch.top_logp, 1, -torch.inf)
-        wanted = labels[step.rows], top_ids[step.rows], top_logp[step.rows]
-        return self.learn(step.logits, weight, wanted, truth)
+        known = labels, top_ids, ahead(batch.top_logp, 1, -torch.inf)
+        at_labels, at_ids, at_logp = (torch.cat([values[step.rows] for step in steps]) for values in known)
+        return self.learn(logits, weights, (at_labels, at_ids, at_logp), truth)
 
     def _noise(self, batch: Batch, features: Tensor) -> Tensor:
         """Drawn by the step and what is in the batch: the same for any number of processes, and after a resumption."""
@@ -162,7 +172,7 @@ class EagleTask(FeatureTask):
             if n == 0:
                 first, chosen = step, best
         truth = TargetFeatures(ahead(features, 1, 0.0)[first.rows])
-        loss = self._said(batch, first, torch.ones_like(first.logits[:, 0]), truth)
+        loss = self._said(batch, [first], first.logits, torch.ones_like(first.logits[:, 0]), truth)
         return tally(draft_counts(torch.stack(right, -1), torch.stack(asked, -1)), chosen, top_ids[first.rows], loss)
 
     def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
