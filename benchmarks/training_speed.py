@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from table import markdown
 
 from paceline.training.heads.eagle import Eagle3Options
@@ -25,31 +24,27 @@ from paceline.training.heads.prepare import TrainingPlan
 from paceline.training.heads.prepare_feature_heads import prepare_eagle3
 from paceline.training.trainer import TrainConfig, Trainer
 
-PRECISIONS = {"float32": "no", "bfloat16": "bf16"}
+PRECISIONS = {"float32": False, "bfloat16": True}
 
 
 class Turn:
     """A training that is run some steps at a time."""
 
-    def __init__(self, model: str, data: list[Path], options: Eagle3Options, config: TrainConfig, out: Path) -> None:
-        self.made = prepare_eagle3(model, data, options, TrainingPlan(config, torch.device("cpu")))
-        self.config, self.out, self.seconds, self.losses = config, out, list[float](), list[float]()
-        self.step = 0
+    def __init__(self, model: str, data: list[Path], options: Eagle3Options, trainer: TrainConfig, half: bool) -> None:
+        made = prepare_eagle3(model, data, options, TrainingPlan(trainer, torch.device("cpu")))
+        self.data, self.seconds, self.losses = made.data, list[float](), list[float]()
+        with tempfile.TemporaryDirectory() as folder:
+            self.trainer = Trainer(made.task, made.data, trainer, Path(folder), Accelerator(cpu=True), half=half)
 
-    def run(self, precision: str, steps: int) -> None:
-        AcceleratorState._reset_state()
-        accelerator = Accelerator(cpu=True, mixed_precision=precision)
-        if self.step == 0:
-            self.trainer = Trainer(self.made.task, self.made.data, self.config, self.out, accelerator)
-        self.trainer.accelerator = accelerator
-        for passes in self.trainer.steps[self.step : self.step + steps]:
-            tokens = sum(int(self.made.data.lengths[index]) for samples in passes for index in samples)
+    def run(self, steps: int) -> None:
+        at = self.trainer.step
+        for passes in self.trainer.steps[at : at + steps]:
+            tokens = sum(int(self.data.lengths[index]) for samples in passes for index in samples)
             began = time.process_time()
             losses, _ = self.trainer._step(passes)
             self.trainer.step += 1
             self.seconds.append((time.process_time() - began) / tokens)
             self.losses.append(next(iter(losses.values())))
-        self.step += steps
 
 
 def main() -> None:
@@ -64,11 +59,10 @@ def main() -> None:
     args = parser.parse_args()
     options = Eagle3Options(vocab=7168, objective="whole", rollout=args.rollout)
     config = TrainConfig(steps=args.steps, held_back=64)
-    with tempfile.TemporaryDirectory() as folder:
-        turns = {name: Turn(args.model, args.data, options, config, Path(folder, name)) for name in PRECISIONS}
-        for _ in range(0, args.steps, args.turn):
-            for name, precision in PRECISIONS.items():
-                turns[name].run(precision, args.turn)
+    turns = {name: Turn(args.model, args.data, options, config, half) for name, half in PRECISIONS.items()}
+    for _ in range(0, args.steps, args.turn):
+        for turn in turns.values():
+            turn.run(args.turn)
     found = {
         name: {
             "cpu_seconds_per_million_tokens": statistics.median(turn.seconds) * 1e6,

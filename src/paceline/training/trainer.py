@@ -91,6 +91,11 @@ class Trainer:
     The result depends on the configuration and the data alone: not on the number of processes (up to rounding), nor on
     whether training was stopped and resumed on the way.
 
+    Args:
+        settings: what else the result depends on.
+        resume: go on from the last checkpoint in `out`.
+        half: products in bfloat16; weights, sums and losses are in float32 all the same.
+
     Raises:
         OptionError: `out` holds another training, or one that was not to be resumed; or processes have nothing to do.
     """
@@ -105,9 +110,11 @@ class Trainer:
         *,
         settings: dict[str, Any] | None = None,
         resume: bool = False,
+        half: bool = False,
     ) -> None:
         config.check_processes(accelerator.num_processes)
         self.task, self.data, self.config, self.out, self.accelerator = task, data, config, out, accelerator
+        self.half = half
         self.learning = {  # what each player may change
             player.name: [weight for weight in player.module.parameters() if weight.requires_grad]
             for player in task.players
@@ -116,7 +123,7 @@ class Trainer:
         training, held_back = data.split(config.held_back)
         self.held_back = data.batches(held_back, config.tokens, seed=None)
         self.steps = self._plan(training)
-        self.checkpoints = Checkpoints(out, {**asdict(config), **(settings or {})}, config.keep)
+        self.checkpoints = Checkpoints(out, {**asdict(config), **(settings or {}), "half": half}, config.keep)
         self.step = self.checkpoints.restore(task.module, self.optimizer) if resume else 0
         if not resume:
             self.checkpoints.check_new()
@@ -178,7 +185,7 @@ class Trainer:
     def measure(self) -> dict[str, float]:
         """On the samples held back, each process on its part of them."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        with torch.inference_mode(), self.accelerator.autocast():
+        with torch.inference_mode(), self._precision():
             total = torch.zeros(self.task.counts, device=self.accelerator.device)
             for samples in self.held_back[rank::world]:
                 total += self.task.count(self.data.batch(samples).to(self.accelerator.device))
@@ -202,7 +209,7 @@ class Trainer:
                 weight.grad = torch.zeros_like(weight) if name == player.name else None
         for samples in passes[rank::world]:
             batch = self.data.batch(samples, self.step).to(device)
-            with self.accelerator.autocast():
+            with self._precision():
                 loss = player.loss(batch) / labels
             loss.backward()
             total += loss.detach()
@@ -218,6 +225,9 @@ class Trainer:
             )
         self.optimizer.step()
         return float(total)
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.half)
 
     def _lr(self, step: int) -> float:
         """Linear warm-up, then a cosine down to 0."""

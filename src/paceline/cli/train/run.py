@@ -116,7 +116,7 @@ def run(options: Training, prepare: Callable[[TrainingPlan, bool], PreparedTrain
             Checkpoints(options.out or home, {}, options.keep).check_new()
 
     half = _fast_bfloat16(gpu) if options.precision == "auto" else options.precision == "bfloat16"
-    accelerator = Accelerator(cpu=not gpu, mixed_precision="bf16" if half else "no")
+    accelerator = Accelerator(cpu=not gpu)
     config.check_processes(accelerator.num_processes)  # before the frozen layers run, which can take long
     with _bar(accelerator.is_main_process) as bar:
         frozen = bar.add_task("frozen layers: tokens", total=None)
@@ -131,8 +131,10 @@ def run(options: Training, prepare: Callable[[TrainingPlan, bool], PreparedTrain
         )
         made = prepare(plan, stored)
         bar.remove_task(frozen)
-        out, settings = options.out or made.home, made.settings | {"precision": accelerator.mixed_precision}
-        trainer = Trainer(made.task, made.data, config, out, accelerator, settings=settings, resume=options.resume)
+        out, resume = options.out or made.home, options.resume
+        trainer = Trainer(
+            made.task, made.data, config, out, accelerator, settings=made.settings, resume=resume, half=half
+        )
         bar.console.print(_about(made, accelerator.num_processes), soft_wrap=True, highlight=False)
         steps = bar.add_task("", total=len(trainer.steps), completed=trainer.step)
 
