@@ -208,8 +208,7 @@ def test_full_disk(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path, monkey
 
 
 def test_store_is_made_once_and_checked(tiny_model_dir: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assembled(tiny_model_dir, tiny_data)
-    path = next(tiny_data.glob(f"features/{tiny_model_dir.name}-*-layer-1-*/samples-00001.f16"))
+    path = assembled(tiny_model_dir, tiny_data).task.frozen.paths[1]
     monkeypatch.setattr(frozen.FrozenLayers, "__call__", None)
     assembled(tiny_model_dir, tiny_data)
     whole = path.read_bytes()
