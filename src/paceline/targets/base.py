@@ -90,11 +90,14 @@ class Target(ABC):
         start: int,
         stop: int,
         skip: Collection[tuple[int, str]] = (),
+        beside: Tensor | None = None,
     ) -> Float[Tensor, "batch width hidden"]:
         """Run layers `start .. stop-1`, writing their keys and values at the span's slots.
 
         Args:
             skip: sublayers to leave out, as `(layer, "attention" | "mlp")` (Draft & Verify's layer skipping).
+            beside: `[batch, width, hidden]`, which the attention of layer `start` reads side by side with its normed
+                input. For layers made so (EAGLE-3's first), whose query, key and value matrices have twice the inputs.
         """
 
     @abstractmethod

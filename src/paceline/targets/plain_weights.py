@@ -95,10 +95,17 @@ def _difference(ours: nn.Module, made: nn.Module) -> str:
     theirs = dict(made.named_modules())
     for name, part in ours.named_modules():
         twin = theirs.pop(name, None)
-        left_out = type(part) is nn.Identity and "Norm" in type(twin).__name__  # EAGLE's heads do: all tiers know it
-        if twin is None or not (left_out or _facts(part) == _facts(twin)):
+        if twin is None or not (_facts(part) == _facts(twin) or _of_eagle(name, part, twin)):
             return name or "itself"
     return next(iter(theirs), "")
+
+
+def _of_eagle(name: str, part: nn.Module, twin: nn.Module) -> bool:
+    """What EAGLE's heads change, which all tiers know: a norm left out, projections with twice the inputs (`beside`)."""
+    if type(part) is nn.Identity:
+        return "Norm" in type(twin).__name__
+    wide = isinstance(part, nn.Linear) and isinstance(twin, nn.Linear) and part.in_features == 2 * twin.in_features
+    return wide and name.endswith(("q_proj", "k_proj", "v_proj")) and part.out_features == twin.out_features
 
 
 #: Plain attributes that say nothing of what a module computes.

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+import torch
+
 from paceline.errors import UnsupportedModel
 from paceline.targets.adapters import without_wrapper
 from paceline.targets.base import PREFILL_CHUNK, PassOutput, Target
@@ -59,6 +61,7 @@ class BlockTarget(Target):
         start: int,
         stop: int,
         skip: Collection[tuple[int, str]] = (),
+        beside: Tensor | None = None,
     ) -> Tensor:
         positions = span.positions.clamp(max=self.context - 1)  # padding nodes may lie behind the context's end
         masks = cache.masks(span, hidden.dtype) if isinstance(cache, LayeredCache) else {}
@@ -75,6 +78,8 @@ class BlockTarget(Target):
                 arguments["attention_mask"] = masks[self.layout[index].reach.name]
             attention, mlp = (index, "attention") not in skip, (index, "mlp") not in skip
             if attention and mlp:
+                if beside is not None and index == start:
+                    hidden = torch.cat([hidden, beside], -1)
                 hidden = layer(hidden, **arguments)
             else:
                 hidden = run_sublayers(self.family, layer, hidden, attention, mlp, **arguments)

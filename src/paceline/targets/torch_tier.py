@@ -84,6 +84,7 @@ class TorchTarget(Target):
         start: int,
         stop: int,
         skip: Collection[tuple[int, str]] = (),
+        beside: Tensor | None = None,
     ) -> Tensor:
         ops, parallel, plan = self.ops, self.weights.shape.parallel, self._planned(span, cache)
         flow = hidden.reshape(-1, hidden.shape[-1]).clone()  # the caller keeps its own: it may be a tap
@@ -96,6 +97,8 @@ class TorchTarget(Target):
                 transformed, delta = self._transform(layer, entered), None
             if attention:
                 entered = ops.norm(flow, delta, layer.attention_norm)
+                if beside is not None and index == start:
+                    entered = torch.cat([entered, beside.reshape(entered.shape)], -1)
                 attended = layer.out(ops.attend(plan, cache, layer, index, layer.qkv(entered)))
                 delta = self._added(attended, layer.attention_post_norm)
             if parallel and mlp:

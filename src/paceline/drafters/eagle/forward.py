@@ -1,4 +1,4 @@
-"""EAGLE's head at work: step by step, over a KV cache of its own that follows the target's."""
+"""EAGLE's heads at work: step by step, over a KV cache of their own that follows the target's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from paceline.drafters.eagle.fused_head import OF_TARGET, Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafting.base import Row
 from paceline.drafting.heads import output_rows
@@ -22,23 +23,52 @@ ALONG = 16  # tokens that a row may catch up with in the pass over its root
 
 
 class EagleForward:
-    """What `EagleHead.forward` computes, on the target's own tier.
+    """What `EagleHead.forward` or `Eagle3Head.forward` computes, on the target's own tier.
 
-    Slot t of a row of the cache holds what the head reads at position t: the feature there and token t + 1. Up to the
-    root these are the target's features; those that the head guesses stand behind, until the next round.
+    Slot t of a row of the cache holds what the head reads at position t: the target's hidden states there and token
+    t + 1. Behind the root stands what comes of states that the head guesses, until the next round.
 
-    `row.state.waiting` are the target's last hidden states `[tokens, hidden]` that the head has not read.
+    `row.state.waiting` are hidden states of the target `[tokens, taps * hidden]` that the head has not read.
+
+    Attributes:
+        taps: which of the target's hidden states it reads, side by side.
+        count: decoder layers.
+        layers: the head's own, behind the block view: its final norm and, unless these are all of the target's, the
+            rows of its output matrix come with them.
     """
 
-    def __init__(self, head: EagleHead, target: Target) -> None:
+    def __init__(self, head: EagleHead | Eagle3Head, target: Target) -> None:
         self.target, self.count = target, head.config.layers
         self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach(), target)
-        rows = None if head.tokens is None else output_rows(target, head.tokens)
+        self.token_norm: nn.Module | None = None  # of EAGLE-3: of what its first layer reads beside the state,
+        self.state_norm: nn.Module = nn.Identity()  # and of the state that passes by it, where that is normed
+        self.taps = (target.num_layers,)
+        if isinstance(head, Eagle3Head):
+            self.taps, self.token_norm = tuple(head.config.taps), head.entry_norm
+            self._take_layers(head)
+        rows = self._rows(head)
         unused = torch.zeros(1, target.config.hidden_size, dtype=target.dtype, device=target.device)
         head.lm.set_output_embeddings(linear_module(unused if rows is None else rows))
         self.layers = fast_layers(head.lm, target)
-        self.logits = target.logits if rows is None else self.layers.logits
+        self.shares_output = rows is None
         self.cache: KVCache
+
+    def _take_layers(self, head: Eagle3Head) -> None:
+        """Make the head's modules ones that tiers take over."""
+        first, norm = head.decoder.layers[0], head.norm
+        if first.norm_first:
+            self.state_norm, first.input_layernorm, first.norm_first = first.input_layernorm, nn.Identity(), False
+        if self.target.tier != "reference":
+            head.decoder.layers[0] = first.plain()
+        head.decoder.norm = type(first.post_attention_layernorm)(len(norm.weight), eps=norm.eps)
+        head.decoder.norm.weight = norm.weight
+
+    def _rows(self, head: EagleHead | Eagle3Head) -> Float[Tensor, "vocab hidden"] | None:
+        """The output matrix for the tokens that can be drafted; None: the target's, all of it."""
+        if isinstance(head, Eagle3Head) and head.config.output != OF_TARGET:
+            assert head.matrix is not None  # it was loaded with the head
+            return head.matrix.to(self.target.device, self.target.dtype)
+        return None if head.tokens is None else output_rows(self.target, head.tokens)
 
     def start(self, batch: int, capacity: int) -> None:
         self.cache = self.layers.new_cache(batch, capacity + ALONG)
@@ -54,7 +84,7 @@ class EagleForward:
         return starts
 
     def roots(self, rows: Sequence[Row]) -> Float[Tensor, "batch hidden"]:
-        """The features guessed at the roots, once what waits has been read."""
+        """The states guessed at the roots, once what waits has been read."""
         for row in rows:
             self._catch_up(row, ALONG)
         news = [row.state.waiting.pop() for row in rows]
@@ -64,13 +94,20 @@ class EagleForward:
         hidden = torch.stack([nn.functional.pad(new, (0, 0, 0, width - len(new))) for new in news])
         ids = [(row.ids[-max(len(new), 1) :] + [0] * width)[:width] for row, new in zip(rows, news, strict=True)]
         span = Span(torch.tensor(ids, device=self.target.device), cache.lengths.copy())
-        out = self._run(self.target.features(hidden), span, cache)
+        out = self._run(self._read(hidden), span, cache)
         cache.lengths += counts
         return out[range(len(rows)), np.maximum(counts - 1, 0)]
 
-    def nodes(self, features: Float[Tensor, "batch width hidden"], span: Span) -> Float[Tensor, "batch width hidden"]:
-        """The features guessed at nodes of the trees, from those guessed at their parents."""
-        return self._run(features, span, self.cache.rows(0, span.batch))
+    def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span) -> Float[Tensor, "batch width hidden"]:
+        """The states guessed at nodes of the trees, from those guessed at their parents."""
+        return self._run(states, span, self.cache.rows(0, span.batch))
+
+    def features(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+        """What the output matrix reads of guessed states."""
+        return self.layers.features(states)
+
+    def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        return self.target.logits(features) if self.shares_output else self.layers.logits(features)
 
     def _catch_up(self, row: Row, left: int) -> None:
         """Read what waits except the last `left`, which then stand together."""
@@ -79,11 +116,22 @@ class EagleForward:
         for at in range(0, end, PREFILL_CHUNK):
             piece, first = waiting[at : min(at + PREFILL_CHUNK, end)], int(own.lengths[0]) + 1
             ids = torch.tensor([row.ids[first : first + len(piece)]], device=self.target.device)
-            self._run(self.target.features(piece[None]), Span(ids, own.lengths.copy()), own)
+            self._run(self._read(piece[None]), Span(ids, own.lengths.copy()), own)
             own.lengths += len(piece)
         row.state.waiting = [waiting[end:]]
 
-    def _run(self, features: Tensor, span: Span, cache: KVCache) -> Float[Tensor, "batch width hidden"]:
-        read = torch.cat([self.target.embed(span), features], -1)
-        entered = self.fc(read.flatten(0, 1)).view(*features.shape)
-        return self.layers.layers(entered, span, cache, 0, self.count)
+    def _read(self, hidden: Float[Tensor, "batch width taps*hidden"]) -> Float[Tensor, "batch width hidden"]:
+        """What stands for a guessed state where the target's own are known: its feature, or several fused."""
+        if self.token_norm is None:
+            return self.target.features(hidden)
+        return self.fc(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+
+    def _run(
+        self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache
+    ) -> Float[Tensor, "batch width hidden"]:
+        embedded = self.target.embed(span)
+        if self.token_norm is None:
+            entered, beside = self.fc(torch.cat([embedded, states], -1).flatten(0, 1)).view(*states.shape), None
+        else:
+            entered, beside = self.state_norm(states), self.token_norm(embedded)
+        return self.layers.layers(entered, span, cache, 0, self.count, beside=beside)

@@ -56,7 +56,8 @@ class WideLayer(nn.Module):
 
     def __init__(self, layer: Any, norm_first: bool) -> None:
         super().__init__()
-        self.self_attn, self.mlp, self.norm_first = layer.self_attn, layer.mlp, norm_first
+        self.kind, self.norm_first = type(layer), norm_first
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
         self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
         for name in ("q_proj", "k_proj", "v_proj"):
             old = getattr(self.self_attn, name)
@@ -69,6 +70,14 @@ class WideLayer(nn.Module):
         state = (normed if self.norm_first else state) + attended
         made: Tensor = state + self.mlp(self.post_attention_layernorm(state))
         return made
+
+    def plain(self) -> nn.Module:
+        """Its modules as a layer of transformers again, for the fast tiers, which read weights and call no module."""
+        with torch.device("meta"):
+            layer: nn.Module = self.kind(self.self_attn.config, self.self_attn.layer_idx)
+        for name, module in self.named_children():
+            setattr(layer, name, module)
+        return layer
 
 
 class Eagle3Head(TrainedHead):
@@ -172,8 +181,8 @@ class Eagle3Head(TrainedHead):
     def decoder(self) -> Any:
         return self.lm.model
 
-    def probe(self, target: Target) -> Float[Tensor, "tokens hidden"]:
-        return probe_features(target)
+    def probe(self, target: Target) -> Float[Tensor, "tokens hidden"] | None:
+        return probe_features(target) if max(self.config.taps) <= target.num_layers else None
 
     # -- training --------------------------------------------------------------------------------------------------
     def fused(self, states: Float[Tensor, "batch tokens taps*hidden"]) -> Float[Tensor, "batch tokens hidden"]:

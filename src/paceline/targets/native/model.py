@@ -99,6 +99,7 @@ class CPass(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("layer_stride", "value_stride", "row_stride", "head_stride")),
         *((name, ctypes.c_void_p) for name in ("position", "row", "slot", "prefix", "extra_start", "extra")),
         ("workspace", ctypes.c_void_p),
+        ("beside", ctypes.c_void_p),
     )
 
 
@@ -218,11 +219,13 @@ class NativeModel:
         start: int,
         stop: int,
         skip: bytes | None = None,
+        beside: Float[Tensor, "tokens hidden"] | None = None,
     ) -> None:
         """Layers `start .. stop-1`, in place over `hidden` (contiguous); writes the tokens' keys and values.
 
         Args:
             skip: two flags a layer of the range: leave out its attention, its MLP.
+            beside: what the attention of layer `start` reads besides (contiguous), see `Target.layers`.
         """
         call = CPass(
             len(hidden),
@@ -231,6 +234,7 @@ class NativeModel:
             *store.stride()[:4],
             *(array.ctypes.data for array in places),
         )
+        call.beside = pointer(beside)
         call.workspace = self._scratch(self._library.paceline_workspace(self._c, ctypes.byref(call)))
         self._library.paceline_layers(self._c, ctypes.byref(call), start, stop, skip, hidden.data_ptr())
 

@@ -83,6 +83,7 @@ struct Pass {  // `tokens` new tokens, flat over the rows of the batch
     const int32_t* prefix;       // a token sees slots 0 .. prefix-1 of its row,
     const int32_t *extra_start, *extra;  // then extra[extra_start[t] .. extra_start[t+1]-1], its own slot last
     float* workspace;            // workspace_floats(...) floats, 64-byte aligned
+    const float* beside;         // [tokens, hidden], behind what the first layer's attention reads, normed; or null
 };
 
 struct Kernels {  // of one instruction set; see library.cpp for what each does

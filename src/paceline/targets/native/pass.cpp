@@ -16,7 +16,7 @@ struct Buffers {  // inside the workspace, each row with the stride its GEMM wan
 
     Buffers(const Model& model, const Pass& pass) {
         const int heads = model.heads * model.head_dim, kv = model.kv_heads * model.head_dim;
-        ldx = row_stride(model.hidden), lda = row_stride(heads);
+        ldx = row_stride(model.hidden * (pass.beside ? 2 : 1)), lda = row_stride(heads);
         ldq = round_up(heads + 2 * kv, PANEL), ldi = row_stride(model.inner);
         ldw = swiglu(model) ? 0 : round_up((1 + model.gated) * round_up(model.inner, LANES), PANEL);
         float* at = pass.workspace;
@@ -57,8 +57,8 @@ class LayerPass {
     LayerPass(Team& team, const Model& m, const Pass& p, const Buffers& b, int index, float* hidden)
         : team_(team), m_(m), p_(p), b_(b), layer_(m.layers[index]), index_(index), hidden_(hidden) {}
 
-    void run(bool attend, bool transform) const {
-        if (attend) this->attend();
+    void run(bool attend, bool transform, const float* beside) const {
+        if (attend) this->attend(beside);
         if (attend && !m_.parallel) add(layer_.out, b_.attended, b_.lda, layer_.attention_post_norm);
         if (transform) enter_mlp();
         if (attend && m_.parallel) add(layer_.out, b_.attended, b_.lda, layer_.attention_post_norm);
@@ -66,8 +66,9 @@ class LayerPass {
     }
 
   private:
-    void attend() const {
+    void attend(const float* beside) const {
         norm_rows(team_, layer_.attention_norm, hidden_, m_.hidden, p_.tokens, m_.hidden, b_.x, b_.ldx);
+        if (beside) norm_rows(team_, Norm(), beside, m_.hidden, p_.tokens, m_.hidden, b_.x + m_.hidden, b_.ldx);
         round_inputs(team_, layer_.qkv, b_.x, b_.ldx, p_.tokens);
         gemm(team_, layer_.qkv, b_.x, b_.ldx, p_.tokens, b_.qkv, b_.ldq, STORE);
         place_heads(team_, m_, layer_, p_, index_, b_.qkv, b_.ldq);
@@ -120,7 +121,8 @@ void layers(const Model& m, const Pass& p, int first, int last, const uint8_t* s
     in_parallel(p.threads, work * p.tokens * (last - first), [&](Team& team) {
         for (int index = first; index < last; index++) {
             const uint8_t* left_out = skip ? skip + 2 * (index - first) : nullptr;
-            LayerPass(team, m, p, b, index, hidden).run(!left_out || !left_out[0], !left_out || !left_out[1]);
+            LayerPass(team, m, p, b, index, hidden)
+                .run(!left_out || !left_out[0], !left_out || !left_out[1], index == first ? p.beside : nullptr);
         }
     });
 }

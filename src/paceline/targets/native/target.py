@@ -85,6 +85,7 @@ class NativeTarget(Target):
         start: int,
         stop: int,
         skip: Collection[tuple[int, str]] = (),
+        beside: Tensor | None = None,
     ) -> Float[Tensor, "batch width hidden"]:
         if span.end > cache.capacity:
             raise IndexError(f"the pass ends at slot {span.end} of a cache of {cache.capacity}")
@@ -94,7 +95,8 @@ class NativeTarget(Target):
         flat, where = hidden.view(-1, hidden.shape[-1]), span.memo.get(self.context)
         if where is None:
             where = span.memo[self.context] = places(span, self.context)
-        self.native.layers(flat, self._rope.cos, self._rope.sin, cache.store, where, start, stop, flags)
+        other = None if beside is None else beside.reshape(flat.shape).contiguous()
+        self.native.layers(flat, self._rope.cos, self._rope.sin, cache.store, where, start, stop, flags, other)
         return hidden
 
     def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
