@@ -28,7 +28,7 @@ from paceline.drafters.eagle.formats import embedding_rows
 from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafting.heads import output_rows
+from paceline.drafting.output_rows import output_rows
 from paceline.targets.families import FAMILIES
 from paceline.targets.span import Span
 

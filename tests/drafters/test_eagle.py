@@ -58,7 +58,7 @@ class Told(Eagle):
     """Remembers what it drafted, and behind which tokens; checks the head's cache before every round."""
 
     def __init__(self, target: Target, model: PreTrainedModel, head: EagleHead, **options: object) -> None:
-        self.model, self.states = model, head.states
+        self.model = model
         super().__init__(target, head=head, **options)
         self.told: list[tuple[list[int], TokenTree]] = []
 

@@ -13,7 +13,7 @@ from drafters.test_eagle_head import noisy as eagle_head
 from helpers import hf_greedy, one_thread, perturbed  # noqa: F401
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import MedusaHead
-from paceline.drafting.heads import output_rows
+from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import fast_layers
 from paceline.errors import UnsupportedModel
 from paceline.targets import make_target

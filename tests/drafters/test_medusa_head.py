@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from helpers import one_thread, perturbed, small_neox  # noqa: F401
 from paceline.drafters.medusa.head import VOCABULARIES, MedusaHead
-from paceline.drafting.heads import config_name, output_rows, weights_name
+from paceline.drafting.heads import config_name, weights_name
+from paceline.drafting.output_rows import output_rows
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel
 from paceline.targets import make_target
 from paceline.targets.span import Span

@@ -26,7 +26,7 @@ class AutoregressiveDrafter(Drafter):
     """A drafter that proposes a chain, one forward a token. Subclasses say what a forward is."""
 
     source = "draft"
-    #: Ids of the only tokens it can propose; None: all.
+    #: Ids of the only tokens it can propose, whatever the row; None: all.
     tokens: Int[Tensor, " tokens"] | None = None
     #: Most tokens it can propose in a round.
     longest = sys.maxsize
@@ -50,29 +50,38 @@ class AutoregressiveDrafter(Drafter):
 
     def _extend(self, row: Row, tree: TokenTree, step: Step, depth: int) -> bool:
         """Append the next token unless the policy stops; True if the row wants yet another."""
-        logits, hidden = step.logits[row.slot], None if step.hidden is None else step.hidden[row.slot]
+        logits, hidden = self.own(row, step.logits[row.slot]), None if step.hidden is None else step.hidden[row.slot]
         q = self.distribution(row, logits, tree.tokens[1:]) if row.sampling or row.policy.reads_q else None
         if not self.keeps(row, q, depth, hidden):  # before the draw: it must not depend on the token
             return False
-        token = self.best(logits) if q is None or row.plain else row.draw(q)
+        token = self.best(row, logits) if q is None or row.plain else row.draw(q)
         tree.add(token, depth, self.source, q if row.sampling else None)
         return depth + 1 < min(row.room, self.longest) and row.policy.more(depth + 1)
 
-    def best(self, logits: Float[Tensor, " tokens"]) -> int:
-        at: int = argmax(logits)
-        return at if self.tokens is None else int(self.tokens[at])
+    def vocabulary(self, row: Row) -> Int[Tensor, " tokens"] | None:
+        """Ids of the tokens that the row's logits are of, in their order; None: all."""
+        return self.tokens
+
+    def own(self, row: Row, logits: Float[Tensor, "*nodes tokens"]) -> Float[Tensor, "*nodes tokens"]:
+        """A row's logits without the padding that those of a batch have, where vocabularies are the rows' own."""
+        tokens = self.vocabulary(row)
+        return logits if tokens is None else logits[..., : len(tokens)]
+
+    def best(self, row: Row, logits: Float[Tensor, " tokens"]) -> int:
+        at, tokens = argmax(logits), self.vocabulary(row)
+        return at if tokens is None else int(tokens[at])
 
     def distribution(self, row: Row, logits: Float[Tensor, " tokens"], drafted: list[int]) -> Float[Tensor, " _"]:
         """What the row's next token is drawn from behind those that are `drafted`. Where none is drawn, and nothing is
-        processed, it is over `tokens` alone: a policy sees the same.
+        processed, it is over the row's `vocabulary` alone: a policy sees the same.
         """
         if row.plain:
             return logits.float().softmax(-1)
-        if self.tokens is not None:
+        if (tokens := self.vocabulary(row)) is not None:
             every = logits.new_full((self.target.vocab_size,), -torch.inf)
-            logits = every.index_copy_(0, self.tokens, logits)
+            logits = every.index_copy_(0, tokens, logits)
         return row.distribution(logits, drafted)
 
     def keeps(self, row: Row, q: Float[Tensor, " _"] | None, depth: int, hidden: Tensor | None) -> bool:
-        """Whether the row's policy keeps the token at `depth`; not if nothing of `tokens` is allowed there."""
+        """Whether the row's policy keeps the token at `depth`; not if nothing of the vocabulary is allowed there."""
         return not (q is not None and q[0].isnan()) and row.policy.keep(q, depth, hidden)

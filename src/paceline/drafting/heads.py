@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
@@ -25,9 +24,7 @@ from torch import Tensor, nn
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel, require
 from paceline.files import whole
 from paceline.targets import store
-from paceline.targets.families import FAMILIES, LLAMA
 from paceline.targets.identity import is_same, model_key
-from paceline.targets.span import Span
 from paceline.targets.store import sha256
 from paceline.targets.target import Target
 
@@ -295,20 +292,3 @@ def as_ids(tokens: Sequence[int] | None, vocab: int) -> Int[Tensor, " tokens"] |
     fits = len(chosen) > 0 and int(chosen[0]) >= 0 and int(chosen[-1]) < vocab
     require(fits, f"the tokens to draft must be some of 0 .. {vocab - 1}")
     return chosen
-
-
-@torch.no_grad()
-def output_rows(target: Target, tokens: Int[Tensor, " tokens"] | None) -> Float[Tensor, "tokens hidden"]:
-    """Rows of the target's output matrix, whatever form its tier keeps it in, times what makes logits of its products;
-    None: all of them.
-    """
-    ids = torch.arange(target.vocab_size) if tokens is None else tokens
-    ids = ids.to(target.device)
-    family = FAMILIES.get(target.config.model_type, LLAMA)
-    plain = not (family.embedding_scale or family.scaled_embedding or family.logit_scale or family.logit_divisor)
-    if plain and getattr(target.config, "tie_word_embeddings", False):
-        return target.embed(Span(ids[None], np.zeros(1, dtype=np.int64)))[0]
-    size = 2.0**-10 if family.logit_cap else 1.0  # a cap leaves small numbers as they are
-    columns = (torch.eye(target.config.hidden_size, dtype=target.dtype, device=target.device) * size).split(64)
-    bias = target.logits(torch.zeros_like(columns[0][:1]))[:, ids]
-    return torch.cat([(target.logits(unit)[:, ids] - bias) / size for unit in columns]).T.contiguous()

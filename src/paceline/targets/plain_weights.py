@@ -101,7 +101,7 @@ def _difference(ours: nn.Module, made: nn.Module) -> str:
 
 
 def _of_eagle(name: str, part: nn.Module, twin: nn.Module) -> bool:
-    """What EAGLE's heads change, which all tiers know: a norm left out, projections with twice the inputs (`beside`)."""
+    """What EAGLE's heads change, which all tiers know: a norm left out, projections of twice the inputs (`beside`)."""
     if type(part) is nn.Identity:
         return "Norm" in type(twin).__name__
     wide = isinstance(part, nn.Linear) and isinstance(twin, nn.Linear) and part.in_features == 2 * twin.in_features

@@ -1,4 +1,4 @@
-"""EAGLE (Li et al., 2024), with EAGLE-2's trees (Li et al., 2024) and KOALA's K layers (Zhang et al., 2024)."""
+"""EAGLE, EAGLE-2's trees and EAGLE-3 (Li et al., 2024, 2024, 2025), with KOALA's K layers (Zhang et al., 2024)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from paceline.drafters.eagle.formats import read_eagle
 from paceline.drafters.eagle.forward import EagleForward
-from paceline.drafters.eagle.head import EagleHead
+from paceline.drafters.eagle.kinds import EagleKind, take_eagle
 from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.heads import with_blocks
+from paceline.drafting.text_vocabulary import TextVocabulary
 from paceline.drafting.tree import TokenTree, tree_span
 from paceline.drafting.tree_drafter import max_candidates
 from paceline.errors import require
@@ -45,36 +45,49 @@ class EagleState:
 
 class Eagle(AutoregressiveDrafter):
     """A small decoder guesses the target's next hidden state from the last one and the token that was chosen from it;
-    the target's output matrix makes tokens of it. Of accepted tokens it then reads the target's own hidden states.
+    an output matrix makes tokens of it. Of accepted tokens it then reads the target's own hidden states: the last ones,
+    or, an EAGLE-3 head, those of several depths.
 
     Args:
-        head: folder of an EAGLE head, or (from Python) an `EagleHead`, which is taken over; "auto": the one trained on
-            this machine for this model, or else one that is installed.
+        head: folder of an EAGLE or EAGLE-3 head, or (from Python) an `EagleHead` or `Eagle3Head`, which is taken over;
+            "auto": the one trained last on this machine for this model, or else one that is installed, EAGLE-3's first.
         k: layers that the head must have, found or given; None: any number.
         tree: 1: a chain. Above: the likeliest `tree` nodes of each level are drafted from, and the likeliest `tree`
             tokens behind each are candidates; chosen, not drawn, even where the output is sampled.
         budget: most nodes of a tree, the likeliest candidates of all levels; "auto": as many as pay on this machine.
+        extra: most tokens of a request's own text that a head with a trimmed vocabulary can draft besides; 0: none.
+            For models whose output matrix is their embeddings, and heads that use it.
     """
 
     default_policy = "pace"
     source = "eagle"
 
     def __init__(
-        self, target: Target, *, head: str = AUTO, k: int | None = None, tree: int = 1, budget: int | str = AUTO
+        self,
+        target: Target,
+        *,
+        head: str | EagleKind = AUTO,
+        k: int | None = None,
+        tree: int = 1,
+        budget: int | str = AUTO,
+        extra: int = 512,
     ) -> None:
         super().__init__(target)
         require(tree >= 1, f"eagle: tree must be >= 1, not {tree}")
         require(k is None or k >= 1, f"eagle: a head has k = 1 layer or more, not {k}")
+        require(extra >= 0, f"eagle: extra must be >= 0, not {extra}")
         self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
-        made, self.folder = EagleHead.take(head, with_blocks(target, self.source), read_eagle, layers=k)
+        made, self.folder = take_eagle(head, with_blocks(target, self.source), layers=k)
         self.tokens = made.tokens
         self.tree = min(tree, target.vocab_size if made.tokens is None else len(made.tokens))
         self.competes = self.tree > 1
         self.reads_costs = self.auto and self.competes
-        self.taps = (target.num_layers,)
         self.hidden_width = target.config.hidden_size
         self.forward = EagleForward(made, target)
-        self._features: Tensor  # guessed at the nodes that were drafted from last
+        self.taps = self.forward.taps
+        trimmed = made.tokens if made.shares_output else None
+        self._text = None if trimmed is None or not extra else TextVocabulary(target, trimmed, extra)
+        self._states: Tensor  # guessed at the nodes that were drafted from last
         self._seconds = 0.0  # of a row's level of a tree, below the first: fading mean
 
     def max_nodes(self, depth: int) -> int:
@@ -83,35 +96,52 @@ class Eagle(AutoregressiveDrafter):
 
     def start(self, cache: KVCache) -> None:
         self.forward.start(cache.batch, cache.capacity)
+        if self._text:
+            self._text.start(cache.batch)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         budget = self.new_budget() if self.reads_costs else None
-        row.state = EagleState([hidden[self.target.num_layers]], budget)
+        row.state = EagleState([torch.cat([hidden[tap] for tap in self.taps], -1)], budget)
         self.forward.begin(row)
+        if self._text:
+            self._text.begin(row.slot)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: EagleState = row.state
-        state.waiting.append(out.taps[self.target.num_layers][path])
+        state.waiting.append(torch.cat([out.taps[tap][path] for tap in self.taps], -1))
         if state.budget:
             state.budget.observe(row.ids[state.length :])
 
     def move(self, source: int, target: int) -> None:
         self.forward.cache.move(source, target)
+        if self._text:
+            self._text.move(source, target)
 
     # -- drafting --------------------------------------------------------------------------------------------------
     @torch.inference_mode()
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        if self._text:
+            self._text.read(rows)
         return super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
+
+    def vocabulary(self, row: Row) -> Int[Tensor, " tokens"] | None:
+        return self._text.of(row.slot) if self._text else self.tokens
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         if depth == 0:
-            self._features = self.forward.roots(rows)
+            states = self.forward.roots(rows)[:, None]
         else:
             # A row that stopped has its last token run again further behind, where nothing sees it.
             ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
             span = Span(ids, self.forward.starts(len(rows)), offset=depth)
-            self._features = self.forward.nodes(self._features[:, None], span)[:, 0]
-        return Step(self.forward.logits(self._features), self._features)
+            states = self.forward.nodes(self._states, span)
+        self._states = states
+        return Step(self._logits(states)[:, 0], states[:, 0])
+
+    def _logits(self, states: Float[Tensor, "batch width hidden"]) -> Float[Tensor, "batch width tokens"]:
+        features = self.forward.features(states)
+        logits = self.forward.logits(features)
+        return self._text.logits(features, logits) if self._text else logits
 
     def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees = [DynamicTree(row.ids[-1], self.tree, self.max_candidates) for row in rows]
@@ -121,8 +151,8 @@ class Eagle(AutoregressiveDrafter):
             began = time.perf_counter()
             # All rows go on by as many nodes at a time: those of a row that stopped are padding.
             stop = first + len(trees[growing[0].slot].newest)
-            self._features = self._expand(rows, trees, first, stop)
-            logits = self.forward.logits(self._features)
+            self._states = self._expand(rows, trees, first, stop)
+            logits = self._logits(self._states)
             growing = [row for row in growing if self._grow(row, trees[row.slot], logits[row.slot], depth, len(rows))]
             if depth:
                 seconds = (time.perf_counter() - began) / len(rows)
@@ -133,23 +163,24 @@ class Eagle(AutoregressiveDrafter):
     def _expand(
         self, rows: Sequence[Row], trees: Sequence[DynamicTree], first: int, stop: int
     ) -> Float[Tensor, "batch width hidden"]:
-        """The features guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
+        """The states guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
         if first == 0:
             return self.forward.roots(rows)[:, None]
         width = stop - first
         origins = [tree.origins if len(tree.origins) == width else [0] * width for tree in trees]
-        read = self._features[torch.arange(len(rows))[:, None], origins]
+        read = self._states[torch.arange(len(rows))[:, None], origins]
         span = tree_span([tree.expanded for tree in trees], self.forward.starts(len(rows)), self.target.device)
         return self.forward.nodes(read, span.part(first, stop))
 
     def _grow(self, row: Row, tree: DynamicTree, logits: Float[Tensor, "width tokens"], depth: int, rows: int) -> bool:
         """Add a level of candidates unless the policy stops; True if the row wants yet another."""
+        logits, tokens = self.own(row, logits), self.vocabulary(row)
         path = [tree.expanded.tokens[node] for node in tree.expanded.path(tree.newest[0])[1:]]
         q = self.distribution(row, logits[0], path) if row.policy.reads_q else None
-        if not self.keeps(row, q, depth, self._features[row.slot, 0]):
+        if not self.keeps(row, q, depth, self._states[row.slot, 0]):
             return False
         logps, at = logits.log_softmax(-1).topk(self.tree)
-        tree.propose((at if self.tokens is None else self.tokens[at]).tolist(), logps.tolist())
+        tree.propose((at if tokens is None else tokens[at]).tolist(), logps.tolist())
         budget: Budget | None = row.state.budget
         if depth + 1 == row.room or not row.policy.more(depth + 1):
             return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from torch import Tensor
 from transformers import AutoConfig, LlamaConfig
 
 from paceline.drafters.eagle.head import EagleConfig, EagleHead
-from paceline.drafting.heads import output_rows, with_blocks
+from paceline.drafting.heads import with_blocks
 from paceline.drafting.layouts import Layout, read_config, read_tensors, require_shapes, write_layout
+from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import layers_config
 from paceline.errors import CheckpointError, CheckpointMismatch, UnsupportedModel, require
 from paceline.targets.families import FAMILIES, LLAMA
@@ -58,13 +60,17 @@ def read_eagle(folder: Path, target: Target) -> EagleHead:
     found = [int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))]
     if not found:
         raise CheckpointError(f"there is no EAGLE head in {folder}: no tensor is called layers.0")
-    _require_fit(config, tensors, with_blocks(target, EagleHead.kind), folder)
+    title = f"EAGLE head in {folder}"
+    require_fit(config, tensors, with_blocks(target, EagleHead.kind), title)
+    for name, rows in ((EMBEDDING, embedding_rows), (OUTPUT, output_rows)):
+        if name in tensors:
+            require_same(name, tensors[name], rows, target, title)
     made = EagleConfig(
         layers=1 + max(found),
         bias="fc.bias" in tensors,
         target=model_key(target),
         trained={"read from": str(folder)},
-        model=_layers(config, 1 + max(found), target, folder),
+        model=public_layers(config, 1 + max(found), target, title),
     )
     try:
         head = EagleHead(made, probe_features(target))
@@ -77,21 +83,30 @@ def read_eagle(folder: Path, target: Target) -> EagleHead:
     return head.check(target, f"in {folder}")
 
 
-def _layers(config: dict[str, Any], layers: int, target: Target, folder: Path) -> dict[str, Any]:
-    """The configuration of the head's layers. Positions are the target's: it may be asked about all of them."""
+def public_layers(config: dict[str, Any], layers: int, target: Target, title: str) -> dict[str, Any]:
+    """The configuration of a head's layers. Positions are the target's: it may be asked about all of them.
+
+    Args:
+        config: of a model with the head's layers.
+        title: what messages call the head.
+
+    Raises:
+        CheckpointError: there are no such layers.
+        UnsupportedModel: layers that are not Llama's, or of models like it.
+    """
     kind, fields = config.get("model_type", "llama"), {key: config[key] for key in config.keys() - {"model_type"}}
     if FAMILIES.get(kind) is not LLAMA:
-        raise UnsupportedModel(f"the EAGLE head in {folder} has layers of {kind}, which are not known here")
+        raise UnsupportedModel(f"the {title} has layers of {kind}, which are not known here")
     try:
         made = AutoConfig.for_model(kind, **fields)
     except Exception as error:  # transformers checks values in ways of its own
-        raise CheckpointError(f"the configuration in {folder} does not make layers: {error}") from error
+        raise CheckpointError(f"the configuration of the {title} does not make layers: {error}") from error
     made.max_position_embeddings = max(made.max_position_embeddings, target.config.max_position_embeddings)
     return layers_config(made, layers)
 
 
-def _require_fit(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, folder: Path) -> None:
-    """Raises CheckpointMismatch."""
+def require_fit(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, title: str) -> None:
+    """Raises CheckpointMismatch where hidden size or vocabulary are not the target's."""
     size, vocab = target.config.hidden_size, target.vocab_size
     fc = next((len(tensor) for name, tensor in tensors.items() if name == "fc.weight" and tensor.dim() == 2), size)
     for seen, wanted, what in (
@@ -100,16 +115,20 @@ def _require_fit(config: dict[str, Any], tensors: dict[str, Tensor], target: Tar
         (config.get("vocab_size", vocab), vocab, "a vocabulary of"),
     ):
         if seen != wanted:
-            raise CheckpointMismatch(f"the EAGLE head in {folder} is for {what} {seen}, {target.name} has {wanted}")
-    ids = torch.linspace(0, vocab - 1, COMPARED).long()
-    for name, rows in ((EMBEDDING, embedding_rows), (OUTPUT, output_rows)):
-        if name in tensors:
-            require_shapes({name: tensors[name]}, {name: (vocab, size)}, str(folder))
-            theirs, ours = tensors[name][ids].double(), rows(target, ids).double().cpu()
-            if not (theirs - ours).norm() <= TOLERANCE * ours.norm():
-                raise CheckpointMismatch(
-                    f"the EAGLE head in {folder} was made for another model than {target.name}: {name} differs"
-                )
+            raise CheckpointMismatch(f"the {title} is for {what} {seen}, {target.name} has {wanted}")
+
+
+def require_same(
+    name: str, tensor: Tensor, rows: Callable[[Target, Int[Tensor, " tokens"]], Tensor], target: Target, title: str
+) -> None:
+    """Raises CheckpointError or CheckpointMismatch unless a head's copy of a matrix is the target's, which `rows`
+    gives.
+    """
+    require_shapes({name: tensor}, {name: (target.vocab_size, target.config.hidden_size)}, f"the {title}")
+    ids = torch.linspace(0, target.vocab_size - 1, COMPARED).long()
+    theirs, ours = tensor[ids].double(), rows(target, ids).double().cpu()
+    if not (theirs - ours).norm() <= TOLERANCE * ours.norm():
+        raise CheckpointMismatch(f"the {title} was made for another model than {target.name}: {name} differs")
 
 
 @torch.no_grad()
@@ -130,15 +149,10 @@ def write_eagle(head: EagleHead, target: Target, out: Path, layout: Layout, dtyp
     """
     tensors = eagle_layout(head, target, layout)
     tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
-    facts = _config(head, target, tensors["fc.weight"].dtype)
+    facts = llama_facts(head.config.model, target, tensors["fc.weight"].dtype)
     if layout == "original":  # which takes a missing `bias` for true; vLLM would give one to attention
         facts["bias"] = head.config.bias
-        if rope := facts["rope_scaling"]:
-            rope["type"] = rope["rope_type"]  # as transformers called it then
-            if rope["type"] not in ROPE:
-                log.warning(
-                    "The original program has no RoPE scaling of the type %s: it cannot run this head.", rope["type"]
-                )
+        name_old_rope(facts)
     write_layout(out, facts, WRITTEN[layout], tensors)
 
 
@@ -154,9 +168,16 @@ def eagle_layout(head: EagleHead, target: Target, layout: Layout) -> dict[str, T
     return tensors
 
 
-def _config(head: EagleHead, target: Target, dtype: torch.dtype) -> dict[str, Any]:
-    """Of a Llama with the head's layers, for this and for older versions of transformers."""
-    fields = dict(head.config.model)
+def llama_facts(model: dict[str, Any], target: Target, dtype: torch.dtype) -> dict[str, Any]:
+    """The configuration of a Llama with a head's layers, for this and for older versions of transformers.
+
+    Args:
+        model: the configuration of the layers.
+
+    Raises:
+        UnsupportedModel: they are not Llama's.
+    """
+    fields = dict(model)
     kind = fields.pop("model_type")
     if kind not in AS_LLAMA:
         raise UnsupportedModel(f"public layouts of EAGLE heads have Llama's layers; these are of {kind}")
@@ -167,3 +188,13 @@ def _config(head: EagleHead, target: Target, dtype: torch.dtype) -> dict[str, An
     facts["rope_theta"] = rope.pop("rope_theta")
     facts["rope_scaling"] = rope if rope.get("rope_type", "default") != "default" else None
     return facts
+
+
+def name_old_rope(facts: dict[str, Any]) -> None:
+    """Scaled positions in the words of the original program, and a warning of what it does not know."""
+    if rope := facts["rope_scaling"]:
+        rope["type"] = rope["rope_type"]  # as transformers called it then
+        if rope["type"] not in ROPE:
+            log.warning(
+                "The original program has no RoPE scaling of the type %s: it cannot run this head.", rope["type"]
+            )

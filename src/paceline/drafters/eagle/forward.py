@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paceline.drafters.eagle.fused_head import OF_TARGET, Eagle3Head
+from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafting.base import Row
-from paceline.drafting.heads import output_rows
+from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import fast_layers, fast_linear
 from paceline.targets.cache import KVCache
 from paceline.targets.linear import linear_module
@@ -42,7 +42,7 @@ class EagleForward:
         self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach(), target)
         self.token_norm: nn.Module | None = None  # of EAGLE-3: of what its first layer reads beside the state,
         self.state_norm: nn.Module = nn.Identity()  # and of the state that passes by it, where that is normed
-        self.taps = (target.num_layers,)
+        self.taps: tuple[int, ...] = (target.num_layers,)
         if isinstance(head, Eagle3Head):
             self.taps, self.token_norm = tuple(head.config.taps), head.entry_norm
             self._take_layers(head)
@@ -50,7 +50,7 @@ class EagleForward:
         unused = torch.zeros(1, target.config.hidden_size, dtype=target.dtype, device=target.device)
         head.lm.set_output_embeddings(linear_module(unused if rows is None else rows))
         self.layers = fast_layers(head.lm, target)
-        self.shares_output = rows is None
+        self._every = rows is None
         self.cache: KVCache
 
     def _take_layers(self, head: Eagle3Head) -> None:
@@ -65,7 +65,7 @@ class EagleForward:
 
     def _rows(self, head: EagleHead | Eagle3Head) -> Float[Tensor, "vocab hidden"] | None:
         """The output matrix for the tokens that can be drafted; None: the target's, all of it."""
-        if isinstance(head, Eagle3Head) and head.config.output != OF_TARGET:
+        if not head.shares_output:
             assert head.matrix is not None  # it was loaded with the head
             return head.matrix.to(self.target.device, self.target.dtype)
         return None if head.tokens is None else output_rows(self.target, head.tokens)
@@ -107,7 +107,7 @@ class EagleForward:
         return self.layers.features(states)
 
     def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
-        return self.target.logits(features) if self.shares_output else self.layers.logits(features)
+        return self.target.logits(features) if self._every else self.layers.logits(features)
 
     def _catch_up(self, row: Row, left: int) -> None:
         """Read what waits except the last `left`, which then stand together."""

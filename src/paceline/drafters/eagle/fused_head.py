@@ -146,7 +146,7 @@ class Eagle3Head(TrainedHead):
         """
         target = with_blocks(as_target(model), cls.kind)
         deepest = target.num_layers
-        chosen = taps or sorted({min(tap, deepest) for tap in (2, deepest // 2, deepest - 3) if tap > 0})
+        chosen = taps or default_taps(deepest)
         require(all(0 <= tap <= deepest for tap in chosen), f"taps must lie in 0 .. {deepest}, not {list(taps)}")
         made = cls(
             Eagle3Config(
@@ -170,6 +170,11 @@ class Eagle3Head(TrainedHead):
                 size = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.5
                 weight.copy_(torch.randn(weight.shape, generator=drawn) * size * weight.shape[-1] ** -0.5)
         self.know(embedding_matrix(model), output_matrix(model))
+
+    @property
+    def shares_output(self) -> bool:
+        """Whether the output matrix is the target's."""
+        return self.config.output == OF_TARGET
 
     def know(self, embedding: Float[Tensor, "all hidden"], output: Float[Tensor, "all hidden"]) -> None:
         """Take the target's matrices, which the head shares."""
@@ -235,6 +240,11 @@ class Eagle3Head(TrainedHead):
         """Parameters, all of them trained, by part: `fc`, `layers` with their norms; and their `total`."""
         fc, total = (sum(weight.numel() for weight in part.parameters()) for part in (self.fc, self))
         return {"fc": fc, "layers": total - fc, "total": total}
+
+
+def default_taps(layers: int) -> list[int]:
+    """A low, a middle and a late one of a model of so many layers, as EAGLE-3's authors chose them."""
+    return sorted({min(tap, layers) for tap in (2, layers // 2, layers - 3) if tap > 0})
 
 
 def llama_layers(config: Any, layers: int) -> dict[str, Any]:

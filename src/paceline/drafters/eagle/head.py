@@ -57,6 +57,7 @@ class EagleHead(TrainedHead):
     config: EagleConfig
     embedding: Float[Tensor, "all hidden"] | None
     matrix: Float[Tensor, "vocab hidden"] | None
+    shares_output = True  # the output matrix is always the target's
 
     def __init__(
         self,

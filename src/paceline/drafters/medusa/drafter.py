@@ -135,7 +135,7 @@ class Medusa(AutoregressiveDrafter):
             if not self.keeps(row, q, depth, hidden):
                 break
             if row.policy.reads_q:
-                drafted.append(self.best(logits))
+                drafted.append(self.best(row, logits))
             depth += 1
         return depth
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, output_rows, with_blocks
+from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
+from paceline.drafting.output_rows import output_rows
 from paceline.errors import require
 from paceline.targets.families import output_matrix
 from paceline.targets.identity import model_key, probe_features

@@ -1,0 +1,35 @@
+"""Rows of the target's output matrix, which trained heads share with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from paceline.targets.families import FAMILIES, LLAMA
+from paceline.targets.span import Span
+from paceline.targets.target import Target
+
+
+def gathers_rows(target: Target) -> bool:
+    """Whether a few rows of the output matrix are as good as free: they are the embeddings."""
+    family = FAMILIES.get(target.config.model_type, LLAMA)
+    plain = not (family.embedding_scale or family.scaled_embedding or family.logit_scale or family.logit_divisor)
+    return plain and bool(getattr(target.config, "tie_word_embeddings", False))
+
+
+@torch.no_grad()
+def output_rows(target: Target, tokens: Int[Tensor, " tokens"] | None) -> Float[Tensor, "tokens hidden"]:
+    """Rows of the target's output matrix, whatever form its tier keeps it in, times what makes logits of its products;
+    None: all of them.
+    """
+    ids = torch.arange(target.vocab_size) if tokens is None else tokens
+    ids = ids.to(target.device)
+    if gathers_rows(target):
+        return target.embed(Span(ids[None], np.zeros(1, dtype=np.int64)))[0]
+    family = FAMILIES.get(target.config.model_type, LLAMA)
+    size = 2.0**-10 if family.logit_cap else 1.0  # a cap leaves small numbers as they are
+    columns = (torch.eye(target.config.hidden_size, dtype=target.dtype, device=target.device) * size).split(64)
+    bias = target.logits(torch.zeros_like(columns[0][:1]))[:, ids]
+    return torch.cat([(target.logits(unit)[:, ids] - bias) / size for unit in columns]).T.contiguous()
