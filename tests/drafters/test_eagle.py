@@ -59,7 +59,7 @@ class Told(Eagle):
 
     def __init__(self, target: Target, model: PreTrainedModel, head: EagleHead, **options: object) -> None:
         self.model = model
-        super().__init__(target, head=head, **options)
+        super().__init__(target, head=head, **{"extra": 0, **options})
         self.told: list[tuple[list[int], TokenTree]] = []
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:

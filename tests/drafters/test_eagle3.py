@@ -61,7 +61,9 @@ def states(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
 class Told(Eagle):
     """Remembers what it drafted, and behind which tokens."""
 
-    told: list[tuple[list[int], TokenTree]]
+    def __init__(self, target: Target, **options: object) -> None:
+        super().__init__(target, **options)
+        self.told: list[tuple[list[int], TokenTree]] = []
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees = super().draft(rows)
@@ -71,7 +73,6 @@ class Told(Eagle):
 
 def run(target: Target, head: Eagle3Head, policy: object = None, **options: object) -> tuple[Told, list[Request]]:
     drafter = Told(target, head=head, **options)
-    drafter.told = []
     requests = [
         Request(prompt, limit=NEW - n, policy=policy() if callable(policy) else Fixed(k=3))
         for n, prompt in enumerate(PROMPTS)

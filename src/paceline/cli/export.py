@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Option
@@ -13,10 +12,7 @@ from typer import Option
 from paceline.cli.console import print_json
 
 if TYPE_CHECKING:
-    from paceline.drafting.heads import TrainedHead
     from paceline.targets import Target
-
-Kind = TypeVar("Kind", bound="TrainedHead")
 
 app = typer.Typer(help="Write what was trained here for other programs.", no_args_is_help=False)
 
@@ -84,7 +80,9 @@ def medusa(
     from paceline.drafters.medusa.formats import read_medusa, write_medusa
     from paceline.drafters.medusa.head import MedusaHead
 
-    made, target, folder = _taken(MedusaHead, read_medusa, model, head, k)
+    target = _target(model)
+    made, folder = MedusaHead.take(head, target, read_medusa, layers=k)
+    assert folder is not None
     write_medusa(made, target, out, layout, _dtype(dtype))
     _report(out, folder, {"heads": made.config.heads, "layers": made.config.layers}, as_json)
 
@@ -99,25 +97,27 @@ def eagle(
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """An EAGLE head in vLLM's layout, or in that of SafeAILab/EAGLE."""
-    from paceline.drafters.eagle.formats import read_eagle, write_eagle
-    from paceline.drafters.eagle.head import EagleHead
+    """An EAGLE head in vLLM's layout (of EAGLE-3 the speculators format), or in that of SafeAILab/EAGLE."""
+    from paceline.drafters.eagle.eagle3_formats import write_eagle3
+    from paceline.drafters.eagle.formats import write_eagle
+    from paceline.drafters.eagle.fused_head import Eagle3Head
+    from paceline.drafters.eagle.kinds import take_eagle
 
-    made, target, folder = _taken(EagleHead, read_eagle, model, head, k)
-    write_eagle(made, target, out, layout, _dtype(dtype))
+    target = _target(model)
+    made, folder = take_eagle(head, target, layers=k)
+    assert folder is not None
+    if isinstance(made, Eagle3Head):
+        write_eagle3(made, target, out, layout, _dtype(dtype))
+    else:
+        write_eagle(made, target, out, layout, _dtype(dtype))
     _report(out, folder, {"layers": made.config.layers}, as_json)
 
 
-def _taken(
-    kind: type[Kind], read_public: Callable[[Path, Target], Kind], model: str, head: str, layers: int | None
-) -> tuple[Kind, Target, Path]:
+def _target(model: str) -> Target:
     from paceline.targets import as_target
     from paceline.targets.sources import load_as_stored
 
-    target = as_target(*load_as_stored(model))
-    made, folder = kind.take(head, target, read_public, layers=layers)
-    assert folder is not None
-    return made, target, folder
+    return as_target(*load_as_stored(model))
 
 
 def _dtype(name: str | None) -> Any:
