@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import paceline
 import predictor_files
+from drafters.test_eagle3 import noisy as eagle3_head
 from drafters.test_eagle_head import noisy as eagle_head
 from helpers import Oracle, hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline import DRAFTERS, LLM, POLICIES
@@ -40,8 +41,10 @@ OPTIONS: dict[str, Callable[[Path], str]] = {
 #: Of these, drafters that come with all they need for the default model.
 SHIPPED = ("early-exit", "medusa", "eagle", "lookahead")
 
-#: Drafters that work on the target's own cache, merged with others and with one another.
+#: A drafter with another kind of head; and drafters that work on the target's own cache, merged with others and with
+#: one another.
 MERGES: dict[str, Callable[[Path], str]] = {
+    "eagle of EAGLE-3": lambda folder: f"eagle:head={folder / 'eagle3'}",
     "merge of early-exit": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|suffix:budget=8",
     "merge of layer-skip": lambda folder: "merge:drafters=suffix|layer-skip:budget=8",
     "merge of both": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|layer-skip:budget=8",
@@ -73,6 +76,7 @@ RUNS = [
 
 MERGED = ("fixed", "beta-ts")  # policies are enough for these
 RUNS += [(drafter, policy) for drafter in MERGES for policy in MERGED]
+RUNS += [("eagle of EAGLE-3", policy) for policy in ("pace", "adaedl", "cali-ts", "specdec++")]
 
 #: Prompts of different lengths; repetition gives n-gram drafters something to copy.
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 9, [42, 43]]
@@ -93,6 +97,7 @@ class World:
         medusa = MedusaHead.from_target(self.model, heads=3, layers=2, tokens=range(240))
         perturbed(medusa, noise=0.05).save(folder / "medusa")
         eagle_head(self.model, 2, tokens=range(240)).save(folder / "eagle")
+        eagle3_head(self.model, 2, tokens=range(240)).save(folder / "eagle3")
         self.predictors = predictor_files.write(folder)
         self.plain = paceline.load(self.model, drafter="none", tokenizer=byte_tokenizer())
         self.made: dict[str, LLM] = {}

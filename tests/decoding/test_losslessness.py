@@ -23,6 +23,7 @@ from paceline.decoding.verify import Outcome, chain_rejection, sample_match, tre
 from paceline.drafters import DRAFTERS
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.eagle.drafter import Eagle
+from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.drafter import EarlyExit
 from paceline.drafters.early_exit.head import ExitHead
@@ -296,7 +297,10 @@ def drafter_model() -> BlockTarget:
 MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
     "draft-model": lambda target, other: DraftModel(target, model=other),
     "early-exit": lambda target, _: early_exit(target),
-    "eagle": lambda target, _: Eagle(target, head=EagleHead.from_target(target.model, 1, tokens=range(6))),
+    "eagle": lambda target, _: Eagle(target, head=EagleHead.from_target(target.model, 1, tokens=range(6)), extra=0),
+    "eagle with tokens of the text": lambda target, _: Eagle(
+        target, head=Eagle3Head.from_target(target.model, 1, tokens=range(6)), extra=1
+    ),
     "medusa": lambda target, _: Medusa(target, head=MedusaHead.from_target(target.model, heads=2, tokens=range(6))),
     "lookahead": lambda target, _: Lookahead(target, level=2, budget=30),  # three tokens are too short for more
     "rest": lambda target, _: Rest(target, datastore=datastore(), shortest=1, budget=5),
@@ -416,7 +420,7 @@ def engine_fit(
 @pytest.mark.parametrize(
     ("policy", "verifier"), [("adaedl", "rejection"), ("max-confidence", "rejection"), ("fixed", "match")]
 )
-@pytest.mark.parametrize("drafter", list(DRAFTERS))
+@pytest.mark.parametrize("drafter", [*DRAFTERS, "eagle with tokens of the text"])
 def test_engine(
     target: BlockTarget,
     drafter_model: BlockTarget,

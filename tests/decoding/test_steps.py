@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline
+from drafters.test_eagle3 import noisy as eagle3_head
 from drafters.test_eagle_head import noisy as eagle_head
 from helpers import one_thread, perturbed  # noqa: F401
 from paceline import LLM
@@ -44,6 +45,7 @@ DRAFTERS: dict[str, str | Callable[[Target], Drafter]] = {
         target, head=perturbed(MedusaHead.from_target(small_llama().float(), heads=3), 0.05), tree="dynamic", budget=6
     ),
     "eagle": lambda target: Eagle(target, head=eagle_head(small_llama().float(), 1)),
+    "eagle-3": lambda target: Eagle(target, head=eagle3_head(small_llama().float(), 1, tokens=range(200))),
     "merge": "merge:drafters=suffix|recycling:budget=6",
 }
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 5, [42, 43]]

