@@ -44,7 +44,7 @@ SHIPPED = ("early-exit", "medusa", "eagle", "lookahead")
 #: A drafter with another kind of head; and drafters that work on the target's own cache, merged with others and with
 #: one another.
 MERGES: dict[str, Callable[[Path], str]] = {
-    "eagle of EAGLE-3": lambda folder: f"eagle:head={folder / 'eagle3'}",
+    "eagle of EAGLE-3": lambda folder: f"eagle:head={folder / 'eagle3'}:extra=9",
     "merge of early-exit": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|suffix:budget=8",
     "merge of layer-skip": lambda folder: "merge:drafters=suffix|layer-skip:budget=8",
     "merge of both": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|layer-skip:budget=8",

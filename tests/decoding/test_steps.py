@@ -45,7 +45,7 @@ DRAFTERS: dict[str, str | Callable[[Target], Drafter]] = {
         target, head=perturbed(MedusaHead.from_target(small_llama().float(), heads=3), 0.05), tree="dynamic", budget=6
     ),
     "eagle": lambda target: Eagle(target, head=eagle_head(small_llama().float(), 1)),
-    "eagle-3": lambda target: Eagle(target, head=eagle3_head(small_llama().float(), 1, tokens=range(200))),
+    "eagle-3": lambda target: Eagle(target, head=eagle3_head(small_llama().float(), 1, tokens=range(200)), extra=9),
     "merge": "merge:drafters=suffix|recycling:budget=6",
 }
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 5, [42, 43]]

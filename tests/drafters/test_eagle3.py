@@ -89,7 +89,7 @@ def run(target: Target, head: Eagle3Head, policy: object = None, **options: obje
 @pytest.mark.parametrize("options", [{}, {"tree": 2, "budget": 5}, {"tree": 3}])
 def test_output_of_ragged_batches(make: type, options: dict[str, object]) -> None:
     model = make()
-    _, requests = run(as_target(model), noisy(model, 2, tokens=range(200)), Ragged, **options)
+    _, requests = run(as_target(model), noisy(model, 2, tokens=range(200)), Ragged, extra=9, **options)
     for request, prompt in zip(requests, PROMPTS, strict=True):
         assert request.output == hf_greedy(model, prompt, len(request.output))
     assert sum(request.stats.drafted for request in requests) > 20

@@ -96,8 +96,7 @@ def main() -> None:
             folder = exported("eagle" if method == "eagle3" else method, words, options.model, Path(scratch) / "head")
             theirs = serve({"method": METHODS[method], "model": str(folder), "num_speculative_tokens": options.draft})
             drafter = f"{method}:head={head}:k={layers}" if layers else f"draft-model:model={folder}"
-            if method == "eagle3":  # vLLM knows no tokens of the text
-                drafter = f"eagle:head={head}:k={layers}:extra=0"
+            drafter = drafter.replace("eagle3", "eagle", 1)
             ours = here(llm, f"{drafter}+fixed:k={options.draft}", prompts, plain, options)
         equal = same(theirs, plain)
         apart = abs(theirs.mean_accepted - ours.mean_accepted)  # no quotient: a useless head has none accepted

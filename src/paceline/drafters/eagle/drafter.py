@@ -55,8 +55,8 @@ class Eagle(AutoregressiveDrafter):
         tree: 1: a chain. Above: the likeliest `tree` nodes of each level are drafted from, and the likeliest `tree`
             tokens behind each are candidates; chosen, not drawn, even where the output is sampled.
         budget: most nodes of a tree, the likeliest candidates of all levels; "auto": as many as pay on this machine.
-        extra: most tokens of a request's own text that a head with a trimmed vocabulary can draft besides; 0: none.
-            For models whose output matrix is their embeddings, and heads that use it.
+        extra: most tokens of a request's own text that a head with a trimmed vocabulary can draft besides, for models
+            whose output matrix is their embeddings, and heads that use it; 0: none.
     """
 
     default_policy = "pace"
@@ -70,7 +70,7 @@ class Eagle(AutoregressiveDrafter):
         k: int | None = None,
         tree: int = 1,
         budget: int | str = AUTO,
-        extra: int = 512,
+        extra: int = 0,
     ) -> None:
         super().__init__(target)
         require(tree >= 1, f"eagle: tree must be >= 1, not {tree}")
