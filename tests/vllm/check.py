@@ -90,13 +90,13 @@ def main() -> None:
     for method in options.methods.split(","):
         with tempfile.TemporaryDirectory() as scratch:
             head = getattr(options, method.replace("-", "_"))
+            name = "eagle" if method == "eagle3" else method  # as it is called here
             layers = options.layers if method in DEEP else None
             words = ["--head", head, *(["-k", str(layers)] if layers else [])]
             words += ["--format", options.format] if method == "medusa" else []
-            folder = exported("eagle" if method == "eagle3" else method, words, options.model, Path(scratch) / "head")
+            folder = exported(name, words, options.model, Path(scratch) / "head")
             theirs = serve({"method": METHODS[method], "model": str(folder), "num_speculative_tokens": options.draft})
-            drafter = f"{method}:head={head}:k={layers}" if layers else f"draft-model:model={folder}"
-            drafter = drafter.replace("eagle3", "eagle", 1)
+            drafter = f"{name}:head={head}:k={layers}" if layers else f"draft-model:model={folder}"
             ours = here(llm, f"{drafter}+fixed:k={options.draft}", prompts, plain, options)
         equal = same(theirs, plain)
         apart = abs(theirs.mean_accepted - ours.mean_accepted)  # no quotient: a useless head has none accepted
