@@ -163,6 +163,8 @@ class TestReading:
         [
             (speculators(speculators_model_type="dflash"), UnsupportedModel, "of the kind dflash"),
             (speculators(fc_norm=True), UnsupportedModel, "fc_norm"),
+            ({**ORIGINAL, "eagle_config": {"norm_before_fc": True}}, UnsupportedModel, "norm_before_fc"),
+            ({**ORIGINAL, "eagle_config": 3}, CheckpointError, "misshaped: fc.weight"),
             (speculators(transformer_layer_config=3), CheckpointError, "does not make layers"),
             (speculators(transformer_layer_config={**CONFIG, "hidden_act": "no"}), CheckpointError, "not make layers"),
             (speculators(transformer_layer_config={**CONFIG, "model_type": "mamba"}), UnsupportedModel, "of mamba"),

@@ -26,7 +26,7 @@ class TextVocabulary:
 
     def __init__(self, target: Target, tokens: Int[Tensor, " vocab"], extra: int) -> None:
         self.target, self.tokens = target, tokens
-        self.extra = extra if gathers_rows(target) else 0
+        self.extra = min(extra, target.vocab_size - len(tokens)) if gathers_rows(target) else 0
         self._own = frozenset(tokens.tolist()) if self.extra else frozenset[int]()
         self._ids: Int[Tensor, "batch vocab+extra"]
         self._rows: Float[Tensor, "batch extra hidden"]

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.drafters.eagle.forward import EagleForward
-from paceline.drafters.eagle.kinds import EagleKind, take_eagle
+from paceline.drafters.eagle.kinds import take_eagle
 from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
@@ -66,7 +66,7 @@ class Eagle(AutoregressiveDrafter):
         self,
         target: Target,
         *,
-        head: str | EagleKind = AUTO,
+        head: str = AUTO,
         k: int | None = None,
         tree: int = 1,
         budget: int | str = AUTO,

@@ -54,7 +54,7 @@ VERSION = "0.9.0"  # of the speculators format
 # -- reading -----------------------------------------------------------------------------------------------------------
 def is_eagle3(config: dict[str, Any]) -> bool:
     """Whether a public configuration is of an EAGLE-3 head, or says that it is of a kind like it."""
-    named = any("eagle3" in str(name).lower() for name in config.get("architectures") or ())
+    named = "eagle3" in str(config.get("architectures")).lower()
     return named or not {"speculators_model_type", "draft_vocab_size", "eagle_config"}.isdisjoint(config)
 
 
@@ -103,7 +103,7 @@ def read_eagle3(folder: Path, target: Target) -> Eagle3Head:
 def _layer_fields(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration of the layers. Raises UnsupportedModel for heads of another kind."""
     kind = config.get("speculators_model_type", "eagle3")
-    asked = [name for name in WITHOUT if config.get(name) or (config.get("eagle_config") or {}).get(name)]
+    asked = [name for name in WITHOUT if config.get(name) or _eagle_config(config).get(name)]
     if kind != "eagle3" or asked:
         what = asked[0] if asked else f"of the kind {kind}"
         raise UnsupportedModel(f"the head in {folder} is {what}: only EAGLE-3's own form is known here")
@@ -111,6 +111,12 @@ def _layer_fields(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise CheckpointError(f"the configuration in {folder} does not make layers: it has none")
     return fields
+
+
+def _eagle_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Where some trainers write what is EAGLE's."""
+    found = config.get("eagle_config")
+    return found if isinstance(found, dict) else {}
 
 
 def _vocabulary(
@@ -135,8 +141,8 @@ def _vocabulary(
     if mask is not None and not torch.equal(mask.bool().nonzero()[:, 0], tokens):
         raise CheckpointError(f"the {title} contradicts itself: {MASK} marks other tokens than those of {OFFSETS}")
     if output is not None:
-        output, theirs = output[order], output_rows(target, tokens).cpu()
-        if (output.double() - theirs.double()).norm() <= SAME * theirs.double().norm():
+        output, theirs = output[order], output_rows(target, tokens).float().cpu()
+        if (output.float() - theirs).norm() <= SAME * theirs.norm():
             output = None
         elif not output.isfinite().all():
             raise CheckpointError(f"the {title} has weights that are no numbers")
@@ -144,7 +150,7 @@ def _vocabulary(
 
 
 def _taps(config: dict[str, Any], target: Target, title: str) -> list[int]:
-    ids = config.get(TAPS) or (config.get("eagle_config") or {}).get(TAPS) or default_taps(target.num_layers)
+    ids = config.get(TAPS) or _eagle_config(config).get(TAPS) or default_taps(target.num_layers)
     if not isinstance(ids, list) or not all(type(tap) is int and tap >= 0 for tap in ids):
         raise CheckpointError(f"the {title} reads hidden states that are not numbers of layers: {ids}")
     return sorted(set(ids))
