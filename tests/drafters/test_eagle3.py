@@ -27,8 +27,10 @@ from paceline.errors import CheckpointMismatch, OptionError
 from paceline.policies.fixed import Fixed
 from paceline.targets import TIERS, make_target
 from paceline.targets.identity import model_key, probe_features
+from paceline.targets.native import NativeTarget, available
 from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
+from targets.test_native import on_each_set
 from tiny import small_llama
 from told import told
 
@@ -217,3 +219,18 @@ def passes(layers: Target, hidden: torch.Tensor, other: torch.Tensor, width: int
         span = Span(torch.zeros_like(hidden[:, piece, 0], dtype=torch.long), np.array([at]))
         out.append(layers.layers(hidden[:, piece], span, cache, 0, 2, beside=other[:, piece]))
     return torch.cat(out, 1)
+
+
+@pytest.mark.skipif(not available(), reason="no C++ compiler with OpenMP")
+@torch.inference_mode()
+def test_beside_on_each_instruction_set() -> None:
+    """The native tier's bits are the same with any width and number of threads, where rows are no whole blocks too."""
+    model = small_llama(hidden_size=72).float()
+    layers = Eagle(NativeTarget(small_llama(hidden_size=72).float()), head=noisy(model, 2), extra=0).forward.layers
+    hidden, other = torch.randn(2, 1, 9, 72, generator=torch.Generator().manual_seed(0))
+    on_each_set(lambda: passes(layers, hidden, other, 9))
+    alone = passes(layers, hidden, other, 1)
+    torch.set_num_threads(2)
+    assert torch.equal(passes(layers, hidden, other, 9), alone)
+    wide = noisy(model, 2).decoder(inputs_embeds=torch.cat([hidden, other], -1), use_cache=False).last_hidden_state
+    torch.testing.assert_close(alone, wide, rtol=0, atol=0.3)
