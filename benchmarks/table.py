@@ -25,6 +25,7 @@ COLUMNS = {  # head -> key, format
     "tokens/s": ("tokens_per_s", ".1f"),
     "x `ar`": ("speedup_ar", ".2f"),
     "x `hf`": ("speedup_hf", ".2f"),
+    "decode x `ar`": ("decode_speedup_ar", ".2f"),
     "tau": ("tau", ".2f"),
     "v_d": ("v_d", ".2f"),
     "r_d": ("r_d", ".2f"),
@@ -101,7 +102,7 @@ def overall(rows: list[dict[str, Any]]) -> str:
     lines = [["method", *COLUMNS, *(["identical/tie/WRONG"] if exact else [])]]
     for row in rows:
         verdicts = [f"{row['identical']}/{row['tie']}/{row['wrong']}"] if exact else []
-        lines.append([f"`{row['method']}`", *(shown(row[key], form) for key, form in COLUMNS.values()), *verdicts])
+        lines.append([f"`{row['method']}`", *(shown(row.get(key), form) for key, form in COLUMNS.values()), *verdicts])
     return markdown(lines)
 
 
@@ -110,11 +111,11 @@ def side_by_side(runs: Sequence[tuple[dict[str, Any], list[Row]]], task: str) ->
     tables = [
         {row["method"]: row for row in rows if (row["task"], row["temperature"]) == (task, 0)} for _, rows in runs
     ]
-    columns = dict(list(COLUMNS.items())[:4])
+    columns = dict(list(COLUMNS.items())[:5])
     lines = [["method", *(f"{config['tier']}: {name}" for config, _ in runs for name in columns), "WRONG"]]
     for name in dict.fromkeys(row["method"] for _, rows in runs for row in rows):
         here = [table.get(name) for table in tables]
-        figures = [shown(row[key], form) if row else "" for row in here for key, form in columns.values()]
+        figures = [shown(row.get(key), form) if row else "" for row in here for key, form in columns.values()]
         lines.append([f"`{name}`", *figures, str(sum(row["wrong"] or 0 for row in here if row))])
     prompts = runs[0][1][0]["prompts"]
     heads = [f"{about(config)} Greedy, {prompts} prompts." for config, _ in runs]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.bench.exactness import Difference
 from paceline.bench.journal import Run
+from paceline.bench.latency import Latency
 from paceline.bench.metrics import ResultRow, Totals, n_alpha, predicted_speedup, results
 
 
@@ -119,3 +120,21 @@ def test_prediction_is_equation_14(
     denominator = (alpha - v_d) * r_d + v_d
     if denominator > 1e-9:
         assert predicted_speedup(own, ar) == pytest.approx(v_d / denominator, rel=1e-6)
+
+
+def test_decoding_alone() -> None:
+    """By the tokens behind a prompt's first ones; a prompt that has no others counts for the first alone."""
+    runs = [
+        call("ar", "a", 4, 8.0, latencies=[Latency(5.0, 3.0, 3)]),
+        call("ar", "b", 5, 8.0, latencies=[[4.0, 4.0, 4]]),  # as it is read
+        call("d", "a", 4, 6.0, latencies=[Latency(5.0, 1.0, 2)]),
+        call("d", "b", 4, 6.0, latencies=[Latency(6.0, 0.0, 0)]),
+        call("old", "a", 4, 6.0, latencies=[Latency(5.0, 1.0, 2)]),
+        call("old", "b", 4, 6.0),
+    ]
+    found = {row["method"]: row for row in results(runs, [], ("ar", "d", "old"), 1) if row["task"] == "overall"}
+    keys = ("ttft_s", "tpot_ms", "decode_speedup_ar")
+    assert [found["ar"][key] for key in keys] == [4.5, 1000.0, 1.0]  # type: ignore[literal-required]
+    assert [found["d"][key] for key in keys] == [5.5, 500.0, 2.0]  # type: ignore[literal-required]
+    assert [found["old"][key] for key in keys] == [None, None, None]  # type: ignore[literal-required]
+    assert results(runs[3:4], [], ("d",), 1)[0]["tpot_ms"] is None

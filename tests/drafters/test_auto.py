@@ -14,10 +14,12 @@ import paceline
 from helpers import hf_greedy, one_thread  # noqa: F401
 from paceline.api import LLM
 from paceline.drafters.auto import Auto
+from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
 from paceline.drafting.base import Row
+from paceline.drafting.pool import Pool
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import PacelineError
@@ -110,6 +112,33 @@ def test_output_is_plain_decodings(batch: int, tmp_path: Path) -> None:
     outputs = llm.generate(prompts, max_new_tokens=24, batch=batch, eos=())
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.tokens == hf_greedy(model, prompt, 24)
+
+
+def test_a_head_that_is_not_asked_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then, when it is asked for the first time, what it needs of all that has come."""
+    model, rounds = small_llama(), 0
+    EagleHead.from_target(model).save(tmp_path / "head")
+    llm = paceline.load(model, drafter=f"auto:head={tmp_path / 'head'}")
+    drafter = llm.drafter
+    assert isinstance(drafter, Auto)
+    [(at, eagle)] = drafter.paid.items()
+    assert isinstance(eagle, Eagle)
+
+    def asks(pool: Pool, number: int, seconds: float, random: object) -> bool:
+        nonlocal rounds
+        rounds += number == at
+        return number == at and rounds > 20
+
+    monkeypatch.setattr(Pool, "asks", asks)
+    [request] = llm.requests([TEXT], max_new_tokens=80, eos=())
+    for _ in llm.engine.run([request]):
+        if rounds <= 20:
+            assert not eagle.forward.cache.lengths.any()
+            assert sum(map(len, request.state.memory[at].state.waiting)) == len(request.ids) - 1
+        elif rounds == 21:
+            assert eagle.forward.cache.lengths[0] > 20
+    assert rounds > 25
+    assert request.output == hf_greedy(model, TEXT, 80)
 
 
 def test_seeds_give_their_own_samples(tmp_path: Path) -> None:

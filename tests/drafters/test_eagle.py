@@ -139,7 +139,7 @@ def test_steps_are_the_forward_over_the_whole_text(tier: str) -> None:
         cache = target.new_cache(1, 20)
         drafter.start(cache)
         hidden = target.prefill(ids[:-1], cache, drafter.taps)[target.num_layers]
-        request = Request(ids[:-waiting] if waiting > 1 else ids, limit=4, policy=Fixed(k=2))
+        request = Request(ids[:-waiting] if waiting > 1 else ids, limit=20, policy=Fixed(k=2))
         request.slot, first = 0, len(request.ids) - 1
         drafter.begin(request, {target.num_layers: hidden[:first]})
         request.ids, rest = list(ids), hidden[first:]
@@ -149,6 +149,32 @@ def test_steps_are_the_forward_over_the_whole_text(tier: str) -> None:
         torch.testing.assert_close(drafter.step([request], [tree], 0).hidden[0], want, **tolerance)
         tree.add(77, 0, "eagle")
         torch.testing.assert_close(drafter.step([request], [tree], 1).hidden[0], following, **tolerance)
+
+
+@pytest.mark.parametrize(("along", "tail", "read"), [(2, 9, 8), (8, 9, 8), (2, 3, 5), (1, 1, 2)])
+@torch.inference_mode()
+def test_of_a_long_prompt_the_end_is_read(along: int, tail: int, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once when it is first asked for, but what stands with the root; then what has come since."""
+    monkeypatch.setattr("paceline.drafters.eagle.forward.ALONG", along)
+    monkeypatch.setattr("paceline.drafters.eagle.forward.TAIL", tail)
+    model, ids = small_llama().float(), [5, 6, 7, 8, 9, 100, 3, 200, 4, 11, 12]
+    head, target = noisy(model, 2), as_target(small_llama().float())
+    seen, prompt = features(model, ids[:-1]), len(ids) - 2
+    drafter, cache = Eagle(target, head=noisy(model, 2)), target.new_cache(1, 20)
+    drafter.start(cache)
+    hidden = target.prefill(ids[:-1], cache, drafter.taps)[target.num_layers]
+    request = Request(ids[:prompt], limit=20, policy=Fixed(k=2))
+    request.slot = 0
+    drafter.begin(request, {target.num_layers: hidden[: prompt - 1]})
+    drafter.catch_up([request])
+    assert sum(map(len, request.state.waiting)) == along
+    for end in (prompt, len(ids)):
+        request.ids = ids[:end]
+        first = prompt - 1 - read
+        want = head(seen[None, first : end - 1], torch.tensor([ids[first + 1 : end]]))[0, -1]
+        got = drafter.step([request], [TokenTree.root(ids[end - 1])], 0).hidden[0]
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
+        request.state.waiting.append(hidden[prompt - 1 :])
 
 
 @pytest.mark.parametrize("tokens", [None, range(100)])

@@ -33,11 +33,11 @@ def scored_trees(draw: st.DrawFn) -> TokenTree:
 
 @given(scored_trees())
 def test_best_first(tree: TokenTree) -> None:
-    probabilities = [score or 0.0 for score in tree.scores]
-    found = list(best_first(tree, probabilities))
-    assert sorted(node for node, _ in found) == list(range(1, len(tree)))
-    assert [p for _, p in found] == sorted(probabilities[1:], reverse=True)
-    at = {node: place for place, (node, _) in enumerate(found)} | {0: -1}
+    probabilities = [1.0, *(score or 0.0 for score in tree.scores[1:])]
+    found = best_first(probabilities)
+    assert sorted(found) == list(range(1, len(tree)))
+    assert [probabilities[node] for node in found] == sorted(probabilities[1:], reverse=True)
+    at = {node: place for place, node in enumerate(found)} | {0: -1}
     assert all(at[tree.parents[node]] < at[node] for node in range(1, len(tree)))
 
 

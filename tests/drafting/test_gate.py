@@ -6,14 +6,14 @@ from random import Random
 
 import pytest
 
-from paceline.drafting.gate import Gate
+from paceline.drafting.gate import Gate, Stopwatch
 
 
-def asked(gate: Gate, gains: list[float], without: float = 0.0, seed: int = 0) -> list[bool]:
+def asked(gate: Gate, gains: list[float], lost: float = 0.0, without: float = 0.0, seed: int = 0) -> list[bool]:
     """Whether it was asked, where these would be its gains round after round."""
     random, found = Random(seed), []
     for gain in gains:
-        found.append(gate.asks(without, random))
+        found.append(gate.asks(without, lost, random))
         if found[-1]:
             gate.learn(without, gain)
     return found
@@ -21,12 +21,12 @@ def asked(gate: Gate, gains: list[float], without: float = 0.0, seed: int = 0) -
 
 def test_what_pays_is_asked() -> None:
     random = Random(1)
-    found = asked(Gate(), [random.choice([0.0, 0.0, 0.9]) - 0.1 for _ in range(400)])
+    found = asked(Gate(), [random.choice([0.0, 0.0, 0.9]) for _ in range(400)], lost=0.1)
     assert sum(found[50:]) > 0.97 * 350
 
 
 def test_what_never_pays_is_asked_ever_more_rarely() -> None:
-    found = asked(Gate(), [-0.05] * 600)
+    found = asked(Gate(), [0.0] * 600, lost=0.05)
     assert found[0]
     first, later = sum(found[:100]), sum(found[300:])
     assert later / 300 < 0.5 * first / 100
@@ -35,25 +35,58 @@ def test_what_never_pays_is_asked_ever_more_rarely() -> None:
 
 def test_what_comes_to_pay_is_found_out() -> None:
     gate = Gate()
-    asked(gate, [-0.05] * 200)
-    assert sum(asked(gate, [0.5] * 400)[200:]) > 150
+    asked(gate, [0.0] * 200, lost=0.05)
+    assert sum(asked(gate, [0.5] * 400, lost=0.05)[200:]) > 150
 
 
 def test_it_depends_on_what_there_is_already() -> None:
     gate = Gate()
     for _ in range(100):
         gate.learn(0.0, 0.5)
-        gate.learn(1.5, -0.3)
+        gate.learn(1.5, 0.1)
     random = Random(0)
-    assert all(gate.asks(0.0, random) for _ in range(50))
-    assert not any(gate.asks(1.5, random) for _ in range(50))
+    assert all(gate.asks(0.0, 0.3, random) for _ in range(50))
+    assert not any(gate.asks(1.5, 0.3, random) for _ in range(50))
 
 
-@pytest.mark.parametrize("gain", [0.5, -0.5])
+@pytest.mark.parametrize("gain", [1.0, 0.0])
 def test_a_request_begins_with_what_others_have_shown(gain: float) -> None:
     known = Gate()
     asked(Gate(known), [gain] * 100)
     for _ in range(100):
         Gate(known).learn(0.0, gain)
     random = Random(0)
-    assert sum(Gate(known).asks(0.0, random) for _ in range(50)) == (50 if gain > 0 else 0)
+    assert sum(Gate(known).asks(0.0, 0.5, random) for _ in range(50)) == 50 * gain
+
+
+def test_one_burst_hardly_moves_a_stopwatch() -> None:
+    stopwatch = Stopwatch()
+    for _ in range(5):
+        stopwatch.learn(1.0)
+    stopwatch.learn(100.0)
+    assert stopwatch.seconds < 1.2
+    stopwatch.learn(1.0)
+    assert stopwatch.seconds == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("takes", [0.1, 10.0])
+def test_a_stopwatch_follows(takes: float) -> None:
+    """Round by round, or at once where nobody has asked for long."""
+    stopwatch, rested = Stopwatch(), Stopwatch()
+    for one in (stopwatch, rested):
+        one.learn(1.0)
+    for _ in range(30):
+        stopwatch.learn(takes)
+        rested.idle()
+    assert stopwatch.seconds == pytest.approx(takes)
+    rested.learn(takes)
+    assert rested.seconds == pytest.approx(takes)
+
+
+def test_a_source_that_was_slow_once_is_asked_again() -> None:
+    """Within as many rounds as a profile taken under load needs to be put right."""
+    stopwatch = Stopwatch()
+    stopwatch.learn(2.0)
+    for _ in range(200):
+        stopwatch.idle()
+    assert stopwatch.seconds == pytest.approx(1.0)

@@ -38,6 +38,13 @@ def test_given_costs() -> None:
     assert costs.slope == pytest.approx(0.5)
     costs.observe(1, 7.0)
     assert costs(1) == 1.0
+
+
+@pytest.mark.parametrize("widths", [range(1, 9), range(4, 101, 4), [100, 128, 129, 300]])
+@pytest.mark.parametrize(("slots", "rows"), [(None, 1), (0, 1), (500, 4)])
+def test_several_widths_at_once(widths: range | list[int], slots: int | None, rows: int) -> None:
+    costs = Costs({1: 1.0, 4: 2.5, 8: 6.5}, context=100, read=0.002, score=0.001)
+    assert costs.series(widths, slots, rows) == pytest.approx([costs(width, slots, rows) for width in widths])
     assert costs.probe([1, 2]) is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from paceline.api import LLM
+from paceline.bench.latency import Arrivals, ArrivalStreamer
 from paceline.bench.methods import Generated, Method
 from paceline.errors import PacelineError, UnsupportedModel, first_line, require
 from paceline.targets.loading import quiet
@@ -42,19 +42,29 @@ class Generate(Method):
         torch.manual_seed(seed)
         try:
             with quiet(), self._neutral(), self._counted() as passes:
-                started = time.perf_counter()
+                arrivals = Arrivals()
                 ids, mask = self._padded(prompts)
                 out = self.model.generate(
-                    ids, attention_mask=mask, use_cache=True, **self._sampling(params), **self.options()
+                    ids,
+                    attention_mask=mask,
+                    use_cache=True,
+                    streamer=ArrivalStreamer(arrivals),
+                    **self._sampling(params),
+                    **self.options(),
                 )
                 outputs = [self._cut(row) for row in out[:, ids.shape[1] :].tolist()]
-                seconds = time.perf_counter() - started
+                seconds = arrivals.seconds
         except (PacelineError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise UnsupportedModel(f"{self.name}: transformers' generate failed: {first_line(error)}") from error
         # Rows of a batch take part in passes until the longest ends; each pass gives a row at most one token here.
-        return Generated(outputs, seconds, passes=passes[0] if len(prompts) == 1 else sum(map(len, outputs)))
+        return Generated(
+            outputs,
+            seconds,
+            passes=passes[0] if len(prompts) == 1 else sum(map(len, outputs)),
+            latencies=[arrivals.latency(0, len(output)) for output in outputs],
+        )
 
     def _padded(self, prompts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         longest = max(map(len, prompts))

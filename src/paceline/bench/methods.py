@@ -6,12 +6,12 @@ options, or `drafter[:options]+policy[:options]`.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
+from paceline.bench.latency import Arrivals, Latency
 from paceline.decoding.stats import PHASES
 from paceline.drafters import DRAFTERS
 from paceline.errors import OptionError
@@ -51,6 +51,7 @@ class Generated:
         passes: target passes, summed over the prompts; None when unknown.
         rounds: of each prompt, `(drafted, depth, accepted, emitted)` a round: see `decoding.stats.Round`.
         split: seconds by phase; what is in no round (prefill, joining and leaving) is in "other".
+        latencies: of each prompt; None when unknown.
     """
 
     outputs: list[list[int]]
@@ -58,6 +59,7 @@ class Generated:
     passes: int | None = None
     rounds: list[list[tuple[int, int, int, int]]] | None = None
     split: dict[str, float] | None = None
+    latencies: Sequence[Latency] | None = None
 
 
 class Method(ABC):
@@ -83,19 +85,20 @@ class Paceline(Method):
         self.llm = llm
 
     def generate(self, prompts: Sequence[list[int]], params: SamplingParams, seed: int) -> Generated:
-        started = time.perf_counter()
+        arrivals = Arrivals()
         requests = self.llm.requests(prompts, **{**asdict(params), "seed": seed})
         for request in requests:
             request.text = None  # token ids are what is measured: transformers' generate writes no text either
-        for _ in self.llm.engine.run(requests):
-            pass
-        seconds = time.perf_counter() - started
+        for request in self.llm.engine.run(requests):
+            arrivals.note(id(request), len(request.stats.sources))
+        seconds = arrivals.seconds
         return Generated(
             [request.output for request in requests],
             seconds,
             passes=sum(len(request.stats.rounds) for request in requests),
             rounds=[[(r.drafted, r.depth, r.accepted, r.emitted) for r in x.stats.rounds] for x in requests],
             split=_split(requests, seconds),
+            latencies=[arrivals.latency(id(request), len(request.stats.sources)) for request in requests],
         )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, TypedDict
 
+from paceline.bench.latency import Latency
 from paceline.bench.methods import AR, HF
 from paceline.bench.suites import OVERALL
 from paceline.decoding.stats import PHASES
@@ -31,6 +33,9 @@ class ResultRow(TypedDict):
     tokens_per_s: float
     speedup_ar: float | None  # seconds a token of `ar` / of this method, over the same prompts
     speedup_hf: float | None  # the same against transformers' `generate`
+    ttft_s: float | None  # mean seconds from a call to the first tokens of a prompt
+    tpot_ms: float | None  # milliseconds a token behind these, by a prompt's own clock
+    decode_speedup_ar: float | None  # that of `ar` / that of this method: without the prompt, which no draft changes
     tau: float | None  # tokens a target pass
     v_d: float | None  # accepted / drafted tokens
     r_d: float | None  # accepted / output tokens
@@ -53,6 +58,7 @@ class Totals:
     passes: int | None = 0
     split: dict[str, float] | None = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     rounds: list[Sequence[int]] | None = field(default_factory=list)
+    latencies: list[Latency] | None = field(default_factory=list)
 
     @classmethod
     def of(cls, runs: Iterable[Run]) -> Totals:
@@ -67,11 +73,25 @@ class Totals:
             else:
                 sums.split = {phase: sums.split[phase] + run.split[phase] for phase in PHASES}
                 sums.rounds += [round_ for request in run.rounds for round_ in request]
+            known = sums.latencies is not None and run.latencies is not None
+            read = (Latency(*latency) for latency in run.latencies or ())  # plain lists, of a run that was read
+            sums.latencies = [*(sums.latencies or ()), *read] if known else None
         return sums
 
     @property
     def seconds_per_token(self) -> float:
         return self.seconds / self.tokens
+
+    @property
+    def first_tokens(self) -> float | None:
+        """Mean seconds to them."""
+        return fmean(latency.first for latency in self.latencies) if self.latencies else None
+
+    @property
+    def decode_seconds(self) -> float | None:
+        """Seconds a token, of those behind the first ones."""
+        tokens = sum(latency.tokens for latency in self.latencies or ())
+        return sum(latency.decode for latency in self.latencies or ()) / tokens if tokens else None
 
     @property
     def drafted(self) -> int:
@@ -124,6 +144,11 @@ def _row(method: str, task: str, temperature: float, batch: int, totals: dict[st
         tokens_per_s=own.tokens / own.seconds,
         speedup_ar=ar.seconds_per_token / own.seconds_per_token if ar else None,
         speedup_hf=totals[HF].seconds_per_token / own.seconds_per_token if HF in totals else None,
+        ttft_s=own.first_tokens,
+        tpot_ms=1000 * own.decode_seconds if own.decode_seconds else None,
+        decode_speedup_ar=ar.decode_seconds / own.decode_seconds
+        if ar and ar.decode_seconds and own.decode_seconds
+        else None,
         tau=own.tokens / own.passes if own.passes else None,
         v_d=v_d,
         r_d=r_d,

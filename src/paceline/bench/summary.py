@@ -64,16 +64,16 @@ def _verdicts(row: ResultRow) -> str | None:
     return None if row["identical"] is None else f"{row['identical']}/{row['tie']}/{row['wrong']}"
 
 
-#: In the order of the table, which fits into 80 columns; "eq14" is the predicted speedup, the split is in %.
+#: In the order of the table, which fits into 80 columns; "dec" is decoding alone, the split is in %.
 COLUMNS: dict[str, Callable[[ResultRow], str | None]] = {
     "tok/s": _number("tokens_per_s", ".1f"),
     "x ar": _number("speedup_ar", ".2f"),
     "x hf": _number("speedup_hf", ".2f"),
-    "eq14": _number("predicted_speedup", ".2f"),
+    "dec\nx ar": _number("decode_speedup_ar", ".2f"),
+    "ttft": _number("ttft_s", ".2f"),
     "tau": _number("tau", ".2f"),
     "v_d": _number("v_d", ".2f"),
     "r_d": _number("r_d", ".2f"),
-    "HM": _number("hm", ".0f"),
     "same/tie\n/WRONG": _verdicts,
     "draft/ver\n/sam/other": _split,
 }

@@ -13,8 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafting.base import Drafter, Row
-from paceline.drafting.budget import Budget, Deferred, Selection, best_first
-from paceline.drafting.gate import Gate
+from paceline.drafting.batch_budget import spend
+from paceline.drafting.budget import Budget, Deferred
+from paceline.drafting.gate import Gate, Stopwatch
+from paceline.drafting.pool import Pool
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter, reach
 from paceline.errors import OptionError, require
@@ -79,6 +81,7 @@ class Merge(TreeDrafter):
         self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
         self.random = Random(0)
         self.known = {at: Gate() for at in (*self.free, *self.paid)}  # what all requests have shown
+        self.stopwatches = {at: Stopwatch() for at in self.known}
 
     def max_nodes(self, depth: int) -> int:
         return self.max_candidates + sum(part.max_nodes(depth) for part in self.whole.values())
@@ -107,31 +110,53 @@ class Merge(TreeDrafter):
         for at in self.whole:
             for view, own, tree in zip(views[at], drafts[at], trees, strict=True):
                 view.tree, view.places = own, _copy(own, tree)
-        pools = [Pool(row, len(rows) + self.others, tree.drafted) for row, tree in zip(rows, trees, strict=True)]
+        pools = [self._pool(row, len(rows) + self.others, tree.drafted) for row, tree in zip(rows, trees, strict=True)]
         self._gather(rows, pools)
-        for pool, tree in zip(pools, trees, strict=True):
-            _graft(pool.chosen(self.max_candidates), tree)
-        return trees
+        return [_graft(own, tree) for own, tree in zip(self._chosen(pools), trees, strict=True)]
+
+    @staticmethod
+    def _pool(row: Row, rows: int, others: int) -> Pool:
+        state: MergeState = row.state
+        state.length = len(row.ids)
+        return Pool(row.ids[-1], state.length, state.budget, state.gates, rows, others)
 
     def _gather(self, rows: Sequence[Row], pools: Sequence[Pool]) -> None:
         """Fill the pools with the candidates of all drafters that are asked, the cheap ones first."""
         depths = [reach(row) for row in rows]
-        for at in (*self.free, *self.paid):
-            asked = [row for row in rows if depths[row.slot] and pools[row.slot].asks(at, self.random)]
-            if asked:
-                started = time.perf_counter()
-                found = self._proposed(at, rows, asked, depths)
-                seconds = (time.perf_counter() - started) / len(asked)
-                for row in asked:
-                    pools[row.slot].take(at, found[row.slot], seconds)
+        for at, stopwatch in self.stopwatches.items():
+            seconds = stopwatch.seconds
+            asked = [row for row in rows if depths[row.slot] and pools[row.slot].asks(at, seconds, self.random)]
+            if not asked:
+                stopwatch.idle()
+                continue
+            if at in self.paid:
+                self._ask(at, rows, asked)
+            started = time.perf_counter()
+            found = self._proposed(at, rows, asked, depths)
+            stopwatch.learn((time.perf_counter() - started) / len(asked))
+            for row in asked:
+                pools[row.slot].take(at, found[row.slot], stopwatch.seconds)
+
+    def _ask(self, at: int, rows: Sequence[Row], asked: Sequence[Row]) -> None:
+        """Tell a paid drafter which rows it is about to draft for, so that it reads what came while it was not asked:
+        that happens once, and says nothing of what asking every round takes.
+        """
+        views = [row.state.memory[at] for row in rows]
+        for row, view in zip(rows, views, strict=True):
+            view.asked = row in asked
+        self.paid[at].catch_up(views)
+
+    def _chosen(self, pools: Sequence[Pool]) -> list[TokenTree]:
+        """What is verified: what pays, or without an automatic budget the nodes with the best scores."""
+        if self.auto:
+            return spend([pool.share for pool in pools], len(pools) + self.others)
+        return [pool.best(self.max_candidates) for pool in pools]
 
     def _proposed(
         self, at: int, rows: Sequence[Row], asked: Sequence[Row], depths: Sequence[int]
     ) -> dict[int, TokenTree]:
         """By slot of the rows that ask, what a drafter proposes."""
         if at in self.paid:
-            for row in rows:
-                row.state.memory[at].asked = row in asked
             trees = self.paid[at].draft([row.state.memory[at] for row in rows])
             return {row.slot: trees[row.slot] for row in asked}
         found = {}
@@ -165,7 +190,8 @@ class Merge(TreeDrafter):
             taps = {tap: hidden[view.places] for tap, hidden in out.taps.items()}
             part.observe(view, view.tree, own, PassOutput(out.logits[view.places], taps))
         for at in (*self.paid, *self.whole):
-            state.memory[at].begin_round({tap: hidden[path[-1:]] for tap, hidden in out.taps.items()}, layers)
+            if state.memory[at].policy.reads_hidden:
+                state.memory[at].begin_round({tap: hidden[path[-1:]] for tap, hidden in out.taps.items()}, layers)
 
     def end(self, row: Row) -> None:
         for at in (*self.paid, *self.whole):
@@ -174,55 +200,6 @@ class Merge(TreeDrafter):
     def move(self, source: int, target: int) -> None:
         for part in self.parts:
             part.move(source, target)
-
-
-class Pool:
-    """One request's candidates of a round, and what is worth verifying of them.
-
-    Args:
-        rows: how many requests share the pass.
-        others: nodes that are verified besides these candidates.
-    """
-
-    def __init__(self, row: Row, rows: int, others: int) -> None:
-        self.state: MergeState = row.state
-        self.state.length = len(row.ids)
-        self.tree, self._rows, self._others = TokenTree.root(row.ids[-1]), rows, others
-        self._places: dict[tuple[int, int], int] = {}
-        self._seconds = 0.0  # that drafting took
-        self._plan = self._planned()
-
-    def asks(self, at: int, random: Random) -> bool:
-        """Whether drafter number `at` is worth asking beside what there is already."""
-        gates = self.state.gates
-        return gates is None or self._plan is None or gates[at].asks(self._plan.gain, random)
-
-    def take(self, at: int, own: TokenTree, seconds: float) -> None:
-        """Add what drafter number `at` proposes: each token once, with the highest of its scores."""
-        tree, to = self.tree, [0]
-        for node in range(1, len(own)):
-            key, score = (to[own.parents[node]], own.tokens[node]), own.scores[node] or 0.0
-            if key not in self._places:
-                self._places[key] = tree.add(key[1], key[0], own.sources[node], score=score)
-            elif score > (tree.scores[self._places[key]] or 0.0):
-                tree.scores[self._places[key]], tree.sources[self._places[key]] = score, own.sources[node]
-            to.append(self._places[key])
-        self._seconds += seconds
-        before, self._plan = self._plan, self._planned()
-        if before and self._plan and self.state.gates and self.state.budget:
-            lost = self.state.budget.rate(self._rows, self.state.length) * seconds
-            self.state.gates[at].learn(before.gain, self._plan.gain - before.gain - lost)
-
-    def chosen(self, most: int) -> TokenTree:
-        """What is verified: what pays, or without an automatic budget the `most` nodes with the best scores."""
-        if self.state.budget and self._plan:
-            return self.state.budget.take(self._plan, self._seconds)
-        order = [node for node, _ in best_first(self.tree, [score or 0.0 for score in self.tree.scores])]
-        return self.tree.keep(order[:most])
-
-    def _planned(self) -> Selection | None:
-        budget = self.state.budget
-        return budget.plan(self.tree, self._rows, self._others, self.state.length) if budget else None
 
 
 class Part:
@@ -272,10 +249,13 @@ def _copy(own: TokenTree, tree: TokenTree) -> list[int]:
     return places
 
 
-def _graft(own: TokenTree, tree: TokenTree) -> None:
+def _graft(own: TokenTree, tree: TokenTree) -> TokenTree:
     """Add the deterministic nodes of `own` to `tree`, after those that are there or as one with them."""
+    if not tree.drafted:
+        return own
     places = [0]
     for node in range(1, len(own)):
         parent, token = places[own.parents[node]], own.tokens[node]
         there = tree.child(parent, token)
         places.append(there or tree.add(token, parent, own.sources[node], score=own.scores[node]))
+    return tree

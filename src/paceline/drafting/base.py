@@ -109,6 +109,12 @@ class Drafter:
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         """A request joins: its prompt but the last token is in the cache; `hidden` are the prompt's `taps`."""
 
+    def catch_up(self, rows: Sequence[Row]) -> None:
+        """Some of these rows, those with `room`, are about to be drafted for: read what has come since the last time.
+
+        Called where drafting is not asked for every round; `draft` would do it, but what that takes is measured.
+        """
+
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         """One tree a row, no deeper than `row.room` and no longer than the row's policy wants."""
         raise NotImplementedError

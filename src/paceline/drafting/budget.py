@@ -12,9 +12,8 @@ candidates that were not verified shows in the output as well, so nothing is spe
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceline.drafting.tree import TokenTree
@@ -72,6 +71,7 @@ class Selection(NamedTuple):
 
     Attributes:
         order: its nodes, the most probable first.
+        probabilities: of these, that they are accepted.
         costs, widths: of the pass, by how many of them are verified: seconds of the request's share, tokens.
         best: how many are worth it.
         gain: tokens that they are expected to bring, less those that their time would bring otherwise.
@@ -79,10 +79,11 @@ class Selection(NamedTuple):
 
     tree: TokenTree
     order: list[int]
+    probabilities: list[float]
     costs: list[float]
+    widths: Sequence[int]
     best: int
     gain: float
-    widths: list[int]
 
 
 class Budget:
@@ -96,10 +97,11 @@ class Budget:
     def __init__(self, costs: Costs, before: Calibration | None = None) -> None:
         self.costs = costs
         self._calibration = Calibration(before, FADING)
+        self._factors: dict[str, list[float]] = {}  # this round's, by source and class
         self._tokens, self._seconds = 0.0, 0.0  # fading
         self._waiting: tuple[TokenTree, float] | None = None
 
-    def rate(self, rows: int, slots: int | None = None) -> float:
+    def rate(self, rows: int, slots: float | None = None) -> float:
         """Tokens a second of this request when `rows` of them share a pass, all wanting as much as it does."""
         return (START + self._tokens) / (START * self.costs(rows, slots, rows) / rows + self._seconds)
 
@@ -121,17 +123,19 @@ class Budget:
             others: nodes that are verified besides those of `tree`.
             slots: tokens that the request has in the KV cache; None: as many as where costs were measured.
         """
-        rate, order = self.rate(rows, slots), list[int]()
-        costs, gain, best, count = [self.costs(rows * (others + 1), slots, rows) / rows], 0.0, 0.0, 0
-        for node, probability in best_first(tree, self._probabilities(tree)):
-            order.append(node)
-            costs.append(self.costs(rows * (others + len(order) + 1), slots, rows) / rows)
-            gain += probability - rate * (costs[-1] - costs[-2])
-            if gain > best:
-                count, best = len(order), gain
-        return Selection(
-            tree, order, costs, count, best, [rows * (others + 1 + drafted) for drafted in range(len(costs))]
-        )
+        rate = self.rate(rows, slots)
+        widths = range(rows * (others + 1), rows * (others + len(tree)) + 1, rows)
+        costs = [seconds / rows for seconds in self.costs.series(widths, slots, rows)]
+        probabilities = self._probabilities(tree)
+        order = best_first(probabilities)
+        probabilities = [probabilities[node] for node in order]
+        best = count = 0
+        gain = most = 0.0
+        for count, probability in enumerate(probabilities, start=1):
+            gain += probability - rate * (costs[count] - costs[count - 1])
+            if gain > most:
+                best, most = count, gain
+        return Selection(tree, order, probabilities, costs, widths, best, most)
 
     def take(self, plan: Selection, drafting: float = 0.0) -> TokenTree:
         """The planned part of the tree, or now and then another for the sake of knowing what a pass costs.
@@ -141,7 +145,11 @@ class Budget:
         """
         probed = self.costs.probe(plan.widths)
         count = plan.best if probed is None else plan.widths.index(probed)
-        self._waiting = (plan.tree, plan.costs[count] + drafting)
+        return self.verify(plan, count, plan.costs[count] + drafting)
+
+    def verify(self, plan: Selection, count: int, seconds: float) -> TokenTree:
+        """The best `count` nodes of a plan; drafting and verifying them takes this request so many seconds."""
+        self._waiting = (plan.tree, seconds)
         return plan.tree.keep(plan.order[:count])
 
     def observe(self, ids: Sequence[int]) -> None:
@@ -149,27 +157,34 @@ class Budget:
         if self._waiting is None:
             return
         (tree, cost), self._waiting = self._waiting, None
+        self._factors.clear()
         self._calibration.fade()
         self._tokens = self._tokens * FADING + len(ids)
         self._seconds = self._seconds * FADING + cost
         right = [True] + [False] * tree.drafted
-        for node in range(1, len(tree)):
-            depth, parent = tree.depths[node], tree.parents[node]
-            if right[parent] and depth <= len(ids):
+        for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
+            if node and right[parent] and depth <= len(ids):
                 right[node] = tree.tokens[node] == ids[depth - 1]
-                share = _share(tree, node)
+                share = (tree.scores[node] or 0.0) / (tree.scores[parent] or 1.0)
                 self._calibration.learn(tree.sources[node], bisect(CLASSES, share), right[node], share)
 
     def _probabilities(self, tree: TokenTree) -> list[float]:
-        found = [1.0]
-        for node in range(1, len(tree)):
-            found.append(found[tree.parents[node]] * self._probability(tree, node))
+        """P(accepted) of all nodes."""
+        scores, sources, found = tree.scores, tree.sources, [1.0]
+        for node, parent in enumerate(tree.parents[1:], start=1):
+            # What the drafter says of P(the token is right | those before it are), corrected.
+            share = (scores[node] or 0.0) / (scores[parent] or 1.0)
+            right = share * self._factor(sources[node])[bisect(CLASSES, share)]
+            found.append(found[parent] * right if right < 1.0 else found[parent])
         return found
 
-    def _probability(self, tree: TokenTree, node: int) -> float:
-        """P(the token is right | those before it are)."""
-        share = _share(tree, node)
-        return min(share * self._calibration.factor(tree.sources[node], bisect(CLASSES, share)), 1.0)
+    def _factor(self, source: str) -> list[float]:
+        """By class; they stay as they are until the round's outcome."""
+        factors = self._factors.get(source)
+        if factors is None:
+            factors = [self._calibration.factor(source, kind) for kind in range(len(CLASSES) + 1)]
+            self._factors[source] = factors
+        return factors
 
 
 class Deferred(Budget):
@@ -188,20 +203,6 @@ class Deferred(Budget):
         """The other one does."""
 
 
-def _share(tree: TokenTree, node: int) -> float:
-    """What the drafter says of P(the token is right | those before it are)."""
-    return (tree.scores[node] or 0.0) / (tree.scores[tree.parents[node]] or 1.0)
-
-
-def best_first(tree: TokenTree, probabilities: Sequence[float]) -> Iterator[tuple[int, float]]:
-    """The drafted nodes and their probabilities, which are at most their parents': the best first."""
-    below: list[list[int]] = [[] for _ in range(len(tree))]
-    for node in range(1, len(tree)):
-        below[tree.parents[node]].append(node)
-    heap = [(-1.0, 0)]
-    while heap:
-        worth, node = heapq.heappop(heap)
-        if node:
-            yield node, -worth
-        for child in below[node]:
-            heapq.heappush(heap, (max(-probabilities[child], worth), child))
+def best_first(probabilities: Sequence[float]) -> list[int]:
+    """The drafted nodes, the best first; parents before children, since none is more probable than its parent."""
+    return sorted(range(1, len(probabilities)), key=probabilities.__getitem__, reverse=True)

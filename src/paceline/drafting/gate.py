@@ -11,13 +11,39 @@ HOPE, SPREAD = 0.2, 0.3  # tokens that an unknown source is expected to add, and
 WEIGHT = 6.0  # rounds whose outcome weighs as much as what was believed before
 FADING = 0.5 ** (1 / 300)  # what was seen counts half after so many times that the source was asked
 LEAST = 1e-3  # variance that is always left
+STEP = 1.1  # the factor by which one round may change what asking is thought to take
+HOPEFUL = 0.5 ** (1 / 200)  # each round without asking, it is thought to take so much less
+
+
+class Stopwatch:
+    """What asking a source takes: near the median of what was measured lately, so that other programs' bursts count for
+    little. The longer ago it was asked, the less it is thought to take: it is asked again some time, and what is seen
+    then counts the more.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._idle = 0.0, 0
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds * HOPEFUL**self._idle
+
+    def idle(self) -> None:
+        """It was not asked this round."""
+        self._idle += 1
+
+    def learn(self, seconds: float) -> None:
+        """Asking took so long this round."""
+        if self._seconds:
+            most = STEP ** (1 + min(self._idle, 100))
+            seconds = min(max(seconds, self._seconds / most), self._seconds * most)
+        self._seconds, self._idle = seconds, 0
 
 
 class Gate:
-    """What a source brings when it is asked, in tokens: by how much the round is expected to gain more with its
-    candidates than without, less what the time for drafting them would bring otherwise. It is asked where a draw from
-    what is believed of its mean is above 0 (Thompson sampling): mostly where that pays, ever more rarely where it never
-    did.
+    """What a source brings when it is asked, in tokens: how much more the round is expected to gain with its candidates
+    than without. It is asked where a draw from what is believed of the mean is above what its time would bring
+    otherwise (Thompson sampling): mostly where that pays, ever more rarely where it never did.
 
     Args:
         before: what is believed before anything is seen, and is told of all that is; None: a hope.
@@ -27,10 +53,15 @@ class Gate:
         self._before = before
         self._seen = [[0.0, 0.0, 0.0] for _ in range(len(EDGES) + 1)]  # count, sum and squares of gains, fading
 
-    def asks(self, without: float, random: Random) -> bool:
-        """Whether to ask the source, where the round gains `without` tokens already."""
+    def asks(self, without: float, lost: float, random: Random) -> bool:
+        """Whether to ask the source.
+
+        Args:
+            without: tokens that the round gains already.
+            lost: tokens that the time for asking would bring otherwise.
+        """
         mean, variance, count = self._belief(bisect(EDGES, without))
-        return random.gauss(mean, sqrt(variance / count)) > 0
+        return random.gauss(mean, sqrt(variance / count)) > lost
 
     def learn(self, without: float, gain: float) -> None:
         """It was asked, and brought so much."""

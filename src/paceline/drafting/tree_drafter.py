@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafting.base import Drafter, Row
+from paceline.drafting.batch_budget import Share, spend
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
@@ -61,17 +62,20 @@ class TreeDrafter(Drafter):
         row.state = TreeState(self.remember(row), self.new_budget() if self.auto else None)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        return [self._draft(row, row.state, len(rows) + self.others) for row in rows]
-
-    def _draft(self, row: Row, state: TreeState, rows: int) -> TokenTree:
-        depth = reach(row)
-        state.length = len(row.ids)
-        if depth == 0:
-            return TokenTree.root(row.ids[-1])
-        if state.budget is None:
-            return self.propose(row, state.memory, depth, 0.0)
-        tree = self.propose(row, state.memory, depth, state.budget.min_score(rows))
-        return state.budget.choose(tree, rows, slots=state.length)
+        trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
+        shares: dict[int, Share] = {}
+        for at, row in enumerate(rows):
+            state: TreeState = row.state
+            state.length, depth, budget = len(row.ids), reach(row), state.budget
+            if depth == 0:
+                continue
+            trees[at] = self.propose(row, state.memory, depth, budget.min_score(together) if budget else 0.0)
+            if budget:
+                plan = budget.plan(trees[at], together, slots=state.length)
+                shares[at] = Share(budget, plan, others=0, drafting=0.0, slots=state.length)
+        for at, tree in zip(shares, spend(list(shares.values()), together), strict=True):
+            trees[at] = tree
+        return trees
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: TreeState = row.state

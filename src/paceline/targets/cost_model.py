@@ -60,6 +60,14 @@ class Costs:
         seconds = self._table[width] if beyond <= 0 else self._table[-1] + beyond * self._last_slope
         return max(seconds + self._further(width, slots, rows), self._least)
 
+    def series(self, widths: Sequence[int], slots: float | None = None, rows: int = 1) -> list[float]:
+        """T of several widths at once, with arguments as above."""
+        if widths[-1] > TABLE:
+            return [self(width, slots, rows) for width in widths]
+        table, least, further = self._table, self._least, 0.0 if slots is None else slots - self.context
+        row, token = further * rows * self.read, further * self.score
+        return [max(table[width] + row + width * token, least) for width in widths]
+
     def observe(self, width: int, seconds: float, slots: float | None = None, rows: int = 1) -> None:
         """A pass was run, and took so long. Given costs stay as they are."""
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paceline.drafters.eagle.forward import EagleForward
+from paceline.drafters.eagle.forward import MOST, EagleForward
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
@@ -101,14 +101,14 @@ class Eagle(AutoregressiveDrafter):
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         budget = self.new_budget() if self.reads_costs else None
-        row.state = EagleState([torch.cat([hidden[tap] for tap in self.taps], -1)], budget)
+        row.state = EagleState([torch.cat([hidden[tap][-MOST:] for tap in self.taps], -1)], budget)
         self.forward.begin(row)
         if self._text:
             self._text.begin(row.slot)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: EagleState = row.state
-        state.waiting.append(torch.cat([out.taps[tap][path] for tap in self.taps], -1))
+        state.waiting.append(torch.cat([rows_of(out.taps[tap], path) for tap in self.taps], -1))
         if state.budget:
             state.budget.observe(row.ids[state.length :])
 
@@ -118,6 +118,10 @@ class Eagle(AutoregressiveDrafter):
             self._text.move(source, target)
 
     # -- drafting --------------------------------------------------------------------------------------------------
+    @torch.inference_mode()
+    def catch_up(self, rows: Sequence[Row]) -> None:
+        self.forward.catch_up(rows)
+
     @torch.inference_mode()
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         if self._text:
@@ -190,3 +194,8 @@ class Eagle(AutoregressiveDrafter):
         state: EagleState = row.state
         state.length, tree = len(row.ids), grown.tree(self.source)
         return state.budget.choose(tree, rows, slots=state.length) if state.budget else tree
+
+
+def rows_of(hidden: Float[Tensor, "nodes hidden"], path: Sequence[int]) -> Float[Tensor, "path hidden"]:
+    """These rows: most often the first ones, which need no copy."""
+    return hidden[: len(path)] if path[-1] == len(path) - 1 else hidden[path]

@@ -17,18 +17,22 @@ from paceline.drafting.own_layers import fast_layers, fast_linear
 from paceline.targets.cache import KVCache
 from paceline.targets.linear import linear_module
 from paceline.targets.span import Span
-from paceline.targets.target import PREFILL_CHUNK, Target
+from paceline.targets.target import Target
 
 ALONG = 16  # tokens that a row may catch up with in the pass over its root
+TAIL = 64  # most tokens that are read at once: of a long prompt, or when drafting was not asked for, only the last ones
+MOST = TAIL + ALONG  # tokens whose hidden states are needed of a prompt
 
 
 class EagleForward:
     """What `EagleHead.forward` or `Eagle3Head.forward` computes, on the target's own tier.
 
-    Slot t of a row of the cache holds what the head reads at position t: the target's hidden states there and token
-    t + 1. Behind the root stands what comes of states that the head guesses, until the next round.
+    Each slot of a row of the cache holds what the head reads at one position: the target's hidden states there and the
+    next token. Behind the root stands what comes of states that the head guesses, until the next round. The first slot
+    need not be the first position: positions count from what the head has read first.
 
-    `row.state.waiting` are hidden states of the target `[tokens, taps * hidden]` that the head has not read.
+    `row.state.waiting` are hidden states of the target `[tokens, taps * hidden]` that the head has not read, up to the
+    token before the root.
 
     Attributes:
         taps: which of the target's hidden states it reads, side by side.
@@ -74,9 +78,8 @@ class EagleForward:
         self.cache = self.layers.new_cache(batch, capacity + ALONG)
 
     def begin(self, row: Row) -> None:
-        """A request joins: read what waits, except the root with what it was chosen from."""
+        """A request joins. All that waits is read when its first draft is asked for."""
         self.cache.lengths[row.slot] = 0
-        self._catch_up(row, 1)
 
     def starts(self, rows: int) -> np.ndarray:
         """Where the trees of the first rows begin in the cache: the slots of their roots."""
@@ -85,9 +88,8 @@ class EagleForward:
 
     def roots(self, rows: Sequence[Row]) -> Float[Tensor, "batch hidden"]:
         """The states guessed at the roots, once what waits has been read."""
-        for row in rows:
-            self._catch_up(row, ALONG)
-        news = [row.state.waiting.pop() for row in rows]
+        self.catch_up(rows)
+        news = [self._taken(row) for row in rows]
         cache, counts = self.cache.rows(0, len(rows)), np.array([len(new) for new in news])
         # Before a prompt of one token there is nothing: its first draft is a blind guess, whose slot the truth gets.
         width = max(*counts, 1)
@@ -109,16 +111,30 @@ class EagleForward:
     def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         return self.target.logits(features) if self._every else self.layers.logits(features)
 
-    def _catch_up(self, row: Row, left: int) -> None:
-        """Read what waits except the last `left`, which then stand together."""
+    def catch_up(self, rows: Sequence[Row]) -> None:
+        """Of the rows that are drafted for, read what waits but the last tokens, which are read with the root."""
+        for row in rows:
+            waiting = sum(map(len, row.state.waiting))
+            if row.room > 0 and waiting > ALONG:
+                self._read_waiting(row, waiting - ALONG)
+
+    @staticmethod
+    def _taken(row: Row) -> Float[Tensor, "tokens hidden"]:
+        """What waits, and no longer does; nothing of a row that is not drafted for."""
         waiting = torch.cat(row.state.waiting)
-        own, end = self.cache.rows(row.slot, row.slot + 1), max(len(waiting) - left, 0)
-        for at in range(0, end, PREFILL_CHUNK):
-            piece, first = waiting[at : min(at + PREFILL_CHUNK, end)], int(own.lengths[0]) + 1
-            ids = torch.tensor([row.ids[first : first + len(piece)]], device=self.target.device)
-            self._run(self._read(piece[None]), Span(ids, own.lengths.copy()), own)
-            own.lengths += len(piece)
-        row.state.waiting = [waiting[end:]]
+        row.state.waiting = [waiting[:0] if row.room > 0 else waiting]
+        return waiting if row.room > 0 else waiting[:0]
+
+    def _read_waiting(self, row: Row, count: int) -> None:
+        """Read the first `count` of what waits, or only the last of them."""
+        waiting, own = torch.cat(row.state.waiting), self.cache.rows(row.slot, row.slot + 1)
+        if count > TAIL:
+            own.lengths[0] = 0
+        piece, end = waiting[max(count - TAIL, 0) : count], len(row.ids) - len(waiting) + count
+        ids = torch.tensor([row.ids[end - len(piece) : end]], device=self.target.device)
+        self._run(self._read(piece[None]), Span(ids, own.lengths.copy()), own)
+        own.lengths += len(piece)
+        row.state.waiting = [waiting[count:]]
 
     def _read(self, hidden: Float[Tensor, "batch width taps*hidden"]) -> Float[Tensor, "batch width hidden"]:
         """What stands for a guessed state where the target's own are known: its feature, or several fused."""

@@ -1,0 +1,61 @@
+"""One budget for all requests that share a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from paceline.drafting.budget import Budget, Selection
+from paceline.drafting.tree import TokenTree
+
+
+class Share(NamedTuple):
+    """One request's part of a pass.
+
+    Attributes:
+        plan: its candidates.
+        others: nodes that are verified besides them.
+        drafting: seconds that drafting them took.
+        slots: tokens that the request has in the KV cache.
+    """
+
+    budget: Budget
+    plan: Selection
+    others: int
+    drafting: float
+    slots: int
+
+
+def spend(shares: Sequence[Share], rows: int) -> list[TokenTree]:
+    """What is verified of each request's candidates, so that the batch gets most tokens for its time.
+
+    All trees are padded to the widest, so the only choice is that one's width: a further token of it costs as much as
+    `rows` tokens, and every request fills it with the best candidates that it has left. It is worth it where these
+    bring more than the time would bring otherwise, at the rate of the whole batch.
+
+    Args:
+        rows: how many requests share the pass: these, and others who have nothing to choose.
+    """
+    if rows == 1 or not shares:
+        return [share.budget.take(share.plan, share.drafting) for share in shares]
+    costs, slots = shares[0].budget.costs, fmean(share.slots for share in shares)
+    rate = fmean(share.budget.rate(rows, slots) for share in shares)
+    narrow = max(share.others for share in shares)
+    wide = max(share.others + len(share.plan.order) for share in shares)
+    widths = range(rows * (narrow + 1), rows * (wide + 1) + 1, rows)
+    seconds = costs.series(widths, slots, rows)
+    gain = most = 0.0
+    best = narrow
+    for width in range(narrow + 1, wide + 1):
+        gain -= rate * (seconds[width - narrow] - seconds[width - narrow - 1])
+        gain += sum(sum(share.plan.probabilities[width - share.others - 1 :][:1]) for share in shares)
+        if gain > most:
+            best, most = width, gain
+    if (probed := costs.probe(widths)) is not None:
+        best = narrow + widths.index(probed)
+    taken = seconds[best - narrow] / rows
+    return [
+        share.budget.verify(share.plan, min(best - share.others, len(share.plan.order)), taken + share.drafting)
+        for share in shares
+    ]

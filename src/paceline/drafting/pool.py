@@ -1,0 +1,92 @@
+"""What several drafters propose for one request, together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+from paceline.drafting.batch_budget import Share
+from paceline.drafting.budget import Budget, Selection, best_first
+from paceline.drafting.gate import Gate
+from paceline.drafting.tree import TokenTree
+
+
+class Pool:
+    """One request's candidates of a round, and what is worth verifying of them.
+
+    Args:
+        root: the request's last token.
+        slots: tokens that it has in the KV cache.
+        budget: chooses among the candidates; None: nobody does.
+        gates: by number of a drafter, whether it is worth asking; None: all are.
+        rows: how many requests share the pass.
+        others: nodes that are verified besides these candidates.
+    """
+
+    def __init__(
+        self,
+        root: int,
+        slots: int,
+        budget: Budget | None,
+        gates: Mapping[int, Gate] | None,
+        rows: int = 1,
+        others: int = 0,
+    ) -> None:
+        self.tree, self._budget, self._gates = TokenTree.root(root), budget, gates
+        self._slots, self._rows, self._others = slots, rows, others
+        self._drafting = 0.0  # seconds
+        self._plan: Selection | None = None  # of the candidates that there are
+
+    def asks(self, at: int, seconds: float, random: Random) -> bool:
+        """Whether drafter number `at` is worth asking for so long, beside what there is already."""
+        if self._gates is None or self._budget is None:
+            return True
+        return self._gates[at].asks(self._gain, self._budget.rate(self._rows, self._slots) * seconds, random)
+
+    def take(self, at: int, own: TokenTree, seconds: float) -> None:
+        """Add what drafter number `at` proposes; it took so long."""
+        before = self._gain
+        if self._add(own):
+            self._plan = None
+        self._drafting += seconds
+        if self._gates:
+            self._gates[at].learn(before, self._gain - before)
+
+    @property
+    def share(self) -> Share:
+        """Of the batch's budget."""
+        assert self._budget
+        self._plan = self._plan or self._budget.plan(self.tree, self._rows, self._others, self._slots)
+        return Share(self._budget, self._plan, self._others, self._drafting, self._slots)
+
+    def best(self, most: int) -> TokenTree:
+        """The `most` nodes with the best scores."""
+        scores = [1.0]
+        for score, parent in zip(self.tree.scores[1:], self.tree.parents[1:], strict=True):
+            scores.append(min(score or 0.0, scores[parent]))
+        return self.tree.keep(best_first(scores)[:most])
+
+    @property
+    def _gain(self) -> float:
+        """What the candidates are worth."""
+        return self.share.plan.gain if self._budget and self.tree.drafted else 0.0
+
+    def _add(self, own: TokenTree) -> bool:
+        """Add candidates: each token once, with the highest of its scores. False where nothing changes."""
+        tree = self.tree
+        if not tree.drafted:
+            self.tree = own
+            return own.drafted > 0
+        changed = False
+        there = {edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+        to = [0]
+        for node in range(1, len(own)):
+            parent, token, score = to[own.parents[node]], own.tokens[node], own.scores[node] or 0.0
+            place = there.get((parent, token))
+            if place is None:
+                place = there[parent, token] = tree.add(token, parent, own.sources[node], score=score)
+                changed = True
+            elif score > (tree.scores[place] or 0.0):
+                tree.scores[place], tree.sources[place], changed = score, own.sources[node], True
+            to.append(place)
+        return changed
