@@ -115,7 +115,7 @@ def test_steps_are_the_forward_over_the_whole_text(tier: str, norm_first: bool) 
         cache = target.new_cache(1, 20)
         drafter.start(cache)
         hidden = target.prefill(IDS[:-1], cache, drafter.taps)
-        request = Request(IDS[:-waiting] if waiting > 1 else IDS, limit=4, policy=Fixed(k=2))
+        request = Request(IDS[:-waiting] if waiting > 1 else IDS, limit=20, policy=Fixed(k=2))
         request.slot, known = 0, len(request.ids) - 1
         drafter.begin(request, {tap: part[:known] for tap, part in hidden.items()})
         request.ids = list(IDS)
