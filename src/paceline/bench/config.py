@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.methods import check_method
+from paceline.bench.methods import AR, check_method
 from paceline.decoding.sampling import SamplingParams
 from paceline.errors import require
 from paceline.targets import AUTO, check_tier
@@ -31,6 +31,7 @@ class BenchConfig:
         seed: prompt i is sampled with seed + i.
         tier, device, dtype, exact: as for `paceline.load`.
         device_map, quantization, attn_implementation, adapter: the same; `quantization` is its `quantization_config`.
+        trace: write a trace too, for `paceline replay`: what every drafter would draft along the greedy outputs.
         progress: a progress bar on stderr.
 
     Raises:
@@ -59,6 +60,7 @@ class BenchConfig:
     quantization: str | None = None
     attn_implementation: str | None = None
     adapter: str | None = None
+    trace: bool = False
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -80,6 +82,10 @@ class BenchConfig:
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1, not {value}")
         check_tier(self.tier)
+        if self.trace:
+            require(AR in self.methods, f"a trace needs the method {AR}")
+            greedy = 0.0 in self.temperatures and self.batch == self.turns == 1
+            require(greedy, "a trace is of greedy decoding: temperature 0, batch 1, and first turns only")
 
     def sampling(self, temperature: float) -> SamplingParams:
         return SamplingParams(
@@ -95,7 +101,7 @@ class BenchConfig:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
-            if name not in ("out", "progress")
+            if name not in ("out", "trace", "progress")
         }
 
 

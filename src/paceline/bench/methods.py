@@ -52,6 +52,7 @@ class Generated:
         rounds: of each prompt, `(drafted, depth, accepted, emitted)` a round: see `decoding.stats.Round`.
         split: seconds by phase; what is in no round (prefill, joining and leaving) is in "other".
         latencies: of each prompt; None when unknown.
+        timings: of each prompt, seconds by phase (`PHASES`) of each round.
     """
 
     outputs: list[list[int]]
@@ -60,6 +61,7 @@ class Generated:
     rounds: list[list[tuple[int, int, int, int]]] | None = None
     split: dict[str, float] | None = None
     latencies: Sequence[Latency] | None = None
+    timings: list[list[list[float]]] | None = None
 
 
 class Method(ABC):
@@ -99,6 +101,7 @@ class Paceline(Method):
             rounds=[[(r.drafted, r.depth, r.accepted, r.emitted) for r in x.stats.rounds] for x in requests],
             split=_split(requests, seconds),
             latencies=[arrivals.latency(id(request), len(request.stats.sources)) for request in requests],
+            timings=[[[round(r.seconds[phase], 7) for phase in PHASES] for r in x.stats.rounds] for x in requests],
         )
 
 

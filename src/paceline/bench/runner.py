@@ -21,7 +21,9 @@ from paceline.bench.machine import machine
 from paceline.bench.methods import AR, Method, build_method, is_baseline
 from paceline.bench.metrics import ResultRow, results
 from paceline.bench.suites import Prompt, batches, load_suite
+from paceline.bench.tracing import TRACE, write_trace
 from paceline.errors import ContextOverflow
+from paceline.profiling.trace import TracedText
 from paceline.targets.sources import load_model
 
 if TYPE_CHECKING:
@@ -57,8 +59,9 @@ def run(config: BenchConfig) -> Summary:
     prompts = load_suite(config.suite, config.tasks, config.limit, config.turns)
     settings = config.settings() | {"prompts": len(prompts), "prompts_sha256": _fingerprint(prompts)}
     with open_journal(Path(config.out), settings, machine(config.device)) as journal:
-        if not journal.complete:
-            _Bench(config, prompts, journal).run()
+        traced = config.trace and not (journal.folder / TRACE).exists()
+        if traced or not journal.complete:
+            _Bench(config, prompts, journal).run(traced)
         return Summary(journal.folder, journal.read(RESULTS), journal.read(DIFFERENCES), journal.config)
 
 
@@ -94,7 +97,7 @@ class _Bench:
         journal.note(tier=target.tier, dtype=str(target.compute_dtype).removeprefix("torch."), exact=target.exact)
         self._check_fits(prompts)
 
-    def run(self) -> None:
+    def run(self, traced: bool) -> None:
         methods = [build_method(name, self.llm, self.hf_model) for name in self.names]
         with self._progress() as bar:
             task = bar.add_task("warming up", total=None)
@@ -106,6 +109,8 @@ class _Bench:
         self.journal.write(DIFFERENCES, differences)
         runs = [self.journal.runs[item.key(name)] for item in self._items() for name in self.names]
         self.journal.write(RESULTS, results(runs, differences, self.names, self.config.batch))
+        if traced:
+            self._trace(runs)
 
     # -- what is measured ------------------------------------------------------------------------------------------
     def _items(self) -> Iterator[Item]:
@@ -241,6 +246,22 @@ class _Bench:
         if is_baseline(method):
             return 2 * noise["hf"]
         return 0.0 if self.llm.target.exact else 2 * noise["paceline"]
+
+    def _trace(self, runs: Sequence[Run]) -> None:
+        texts = [
+            TracedText(
+                item.prompts[0].task,
+                item.prompts[0].id,
+                item.seed,
+                self._encode(item)[0],
+                self.journal.runs[item.key(AR)].outputs[0],
+            )
+            for item in self._items()
+            if item.temperature == 0
+        ]
+        greedy = [run for run in runs if run.temperature == 0]
+        path = self.journal.folder / TRACE
+        write_trace(path, self.config, self.llm, texts, greedy, self.journal.config["machine"])
 
 
 def _turns(methods: Sequence[Method], number: int) -> list[Method]:

@@ -33,6 +33,9 @@ def bench(
     min_p: Annotated[float, Option("--min-p", help="0: off.")] = 0.0,
     batch: Annotated[int, Option("--batch", "-b", min=1, help="Prompts decoded at a time.")] = 1,
     seed: Annotated[int, Option("--seed", min=0, max=2**32 - 1, help="Of sampling.")] = 0,
+    trace: Annotated[
+        bool, Option("--trace", help="Write DIR/trace.jsonl.gz too, for paceline replay: it takes another pass or two.")
+    ] = False,
     verbose: Annotated[bool, Option("--verbose", "-v", help="A table for each task, too.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -54,6 +57,7 @@ def bench(
             min_p=min_p,
             batch=batch,
             seed=seed,
+            trace=trace,
             **asdict(source),
         )
     )

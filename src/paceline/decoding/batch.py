@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.clock import now
 from paceline.decoding.leading import leads, take_lead
 from paceline.decoding.reading import Reading
 from paceline.decoding.request import CANCELLED, FAILED, NO_ROW, Request
@@ -170,9 +170,9 @@ class RunningBatch:
             self._allocated.move(reading.row, request.slot)
         if request.policy.reads_hidden and len(request.ids) > 1:
             request.policy.begin_round(hidden[self.target.num_layers][-1])
-        began = time.perf_counter()
+        began = now()
         self.drafter.begin(request, hidden)
-        request.stats.prefill_seconds += time.perf_counter() - began
+        request.stats.prefill_seconds += now() - began
         if self.prefixes:
             self.prefixes.begin(request, {tap: hidden[tap] for tap in self.drafter.taps})
         self._rows.append(request)
@@ -180,7 +180,7 @@ class RunningBatch:
 
     def _leave(self, request: Request, whole: bool = True) -> None:
         """Drop a row, of a round that was a `whole` one; the last row takes its place."""
-        request.stats.seconds = time.perf_counter() - request.joined
+        request.stats.seconds = now() - request.joined
         if self.prefixes and whole:
             self.prefixes.end(request, self._allocated.rows(request.slot, request.slot + 1))
         elif self.prefixes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.clock import now
 from paceline.decoding.prefixes import NOTHING, PrefixStore
 from paceline.targets.target import PREFILL_CHUNK
 
@@ -38,7 +38,7 @@ class Reading:
         kept_taps: Collection[int],
         prefixes: PrefixStore | None,
     ) -> None:
-        request.joined = time.perf_counter()
+        request.joined = now()
         self.request, self.row, self.cache, self.taps = request, row, cache, taps
         self.ids = request.ids[:-1]
         cache.clear()
@@ -49,7 +49,7 @@ class Reading:
         self.reused, self.done = reused.tokens, reused.tokens
         self._hidden = [reused.hidden] if reused.tokens else []
         request.stats.reused_tokens = reused.tokens
-        request.stats.prefill_seconds = time.perf_counter() - request.joined
+        request.stats.prefill_seconds = now() - request.joined
 
     @property
     def left(self) -> int:
@@ -63,11 +63,11 @@ class Reading:
 
     def read(self, target: Target) -> None:
         """The next chunk."""
-        began = time.perf_counter()
+        began = now()
         stop = self.done + self.chunk
         self._hidden.append(target.prefill(self.ids[self.done : stop], self.cache, self.taps))
         self.done = stop
-        self.request.stats.prefill_seconds += time.perf_counter() - began
+        self.request.stats.prefill_seconds += now() - began
 
     def hidden(self) -> dict[int, Float[Tensor, "tokens hidden"]]:
         """The taps of all that was read, and of what was reused where every token is wanted."""

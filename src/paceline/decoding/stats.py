@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
+
+from paceline.clock import now
 
 PHASES = ("draft", "verify", "sample", "other")
 TARGET = "target"  # the source of tokens that nobody drafted
@@ -90,9 +91,9 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._last = time.perf_counter()
+        self._last = now()
 
     def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] += now - self._last
-        self._last = now
+        time = now()
+        self.seconds[phase] += time - self._last
+        self._last = time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.merge import Merge
@@ -24,6 +26,7 @@ class Auto(Merge):
     (`drafting.budget`): none at all where none pays, which is plain decoding.
 
     Args:
+        parts: the sources (from Python), in place of those that the model has.
         head: a trained head as for `eagle` or `medusa`; "auto": the first that fits the model, EAGLE's before Medusa's;
             "none": do without.
         budget: most nodes that are verified; a number asks all sources every round, so that a seed's own sample does
@@ -32,8 +35,13 @@ class Auto(Merge):
 
     source = "auto"
 
-    def __init__(self, target: Target, *, head: str = "auto", budget: int | str = AUTO) -> None:
+    def __init__(
+        self, target: Target, parts: Sequence[Drafter] = (), *, head: str = "auto", budget: int | str = AUTO
+    ) -> None:
         TreeDrafter.__init__(self, target, budget)
+        if parts:
+            self._combine(parts)
+            return
         without = head == NONE or (head == AUTO and target.chains_only)  # heads are asked for trees
         trained = None if without else trained_head(target, head)
         self._combine([Trigram(target), Suffix(target), *([trained] if trained else [])])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.clock import now
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.batch_budget import spend
 from paceline.drafting.budget import Budget, Deferred
@@ -131,9 +131,9 @@ class Merge(TreeDrafter):
                 continue
             if at in self.paid:
                 self._ask(at, rows, asked)
-            started = time.perf_counter()
+            started = now()
             found = self._proposed(at, rows, asked, depths)
-            stopwatch.learn((time.perf_counter() - started) / len(asked))
+            stopwatch.learn((now() - started) / len(asked))
             for row in asked:
                 pools[row.slot].take(at, found[row.slot], stopwatch.seconds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from paceline.clock import now
 from paceline.drafters.eagle.forward import MOST, EagleForward
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.drafters.eagle.tree import DynamicTree
@@ -152,14 +152,14 @@ class Eagle(AutoregressiveDrafter):
         growing = [row for row in rows if row.room > 0 and row.policy.more(0)]
         depth, first = 0, 0
         while growing:
-            began = time.perf_counter()
+            began = now()
             # All rows go on by as many nodes at a time: those of a row that stopped are padding.
             stop = first + len(trees[growing[0].slot].newest)
             self._states = self._expand(rows, trees, first, stop)
             logits = self._logits(self._states)
             growing = [row for row in growing if self._grow(row, trees[row.slot], logits[row.slot], depth, len(rows))]
             if depth:
-                seconds = (time.perf_counter() - began) / len(rows)
+                seconds = (now() - began) / len(rows)
                 self._seconds += FADING * (seconds - self._seconds) if self._seconds else seconds
             depth, first = depth + 1, stop
         return [self._chosen(row, trees[row.slot], len(rows)) for row in rows]

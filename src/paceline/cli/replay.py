@@ -1,0 +1,91 @@
+"""`paceline replay`: what methods would give on the texts of a trace, on this machine or another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from typer import Option
+
+from paceline.cli.console import print_json
+
+if TYPE_CHECKING:
+    from paceline.profiling.trace import Measured, Trace
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="trace.jsonl.gz of paceline bench --trace.")],
+    profile: Annotated[
+        list[str] | None,
+        Option("--profile", metavar="NAME|FILE", help="Costs of another machine; may be given again."),
+    ] = None,
+    methods: Annotated[
+        str, Option("--methods", help="Comma-separated; default those measured. Any policy goes with a traced drafter.")
+    ] = "",
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Play a trace again under known costs: no model runs, and no clock is looked at.
+
+    Speedups are of decoding, prompts aside, over plain decoding. Those of another machine are projections: its passes
+    take what its profile says, and its model accepts as much as this one did.
+    """
+    from paceline.profiling.project import PLAIN, project, terms_of
+    from paceline.profiling.shipped import load_profile
+    from paceline.profiling.trace import read_trace
+
+    found = read_trace(trace)
+    names = [name.strip() for name in methods.split(",") if name.strip()] or list(found.header.measured)
+    terms = [terms_of("here", found.header.profile, found)]
+    terms += [terms_of(Path(name).stem, load_profile(name), found) for name in profile or ()]
+    rows = [{"method": name, "measured": _measured(found, name)} for name in names]
+    for under in terms:
+        plain = project(found, PLAIN, under)
+        for row in rows:
+            own = project(found, str(row["method"]), under)
+            row[under.name] = {"speedup": speedup(own, plain), "tau": _tau(own)}
+    if as_json:
+        print_json({"trace": str(trace), "rows": rows})
+    else:
+        _print(rows, [under.name for under in terms])
+
+
+def speedup(own: dict[str, Measured], plain: dict[str, Measured]) -> float:
+    """Seconds a token of plain decoding by those of a method, all tasks pooled."""
+    return _seconds_a_token(plain) / _seconds_a_token(own)
+
+
+def _seconds_a_token(sums: dict[str, Measured]) -> float:
+    return sum(one.seconds for one in sums.values()) / sum(one.tokens for one in sums.values())
+
+
+def _tau(sums: dict[str, Measured]) -> float:
+    return sum(one.tokens for one in sums.values()) / sum(one.rounds for one in sums.values())
+
+
+def _measured(trace: Trace, method: str) -> float | None:
+    known = trace.header.measured
+    return speedup(known[method], known["ar"]) if method in known else None
+
+
+def _print(rows: list[dict[str, Any]], profiles: list[str]) -> None:
+    table = Table(title="decode speedup over plain decoding", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("method", "measured", "predicted", "off by", "tau", *profiles[1:]):
+        table.add_column(title, justify="left" if title == "method" else "right")
+    for row in rows:
+        measured, here = row["measured"], row["here"]
+        table.add_row(
+            escape(row["method"]),
+            "-" if measured is None else f"{measured:.2f}",
+            f"{here['speedup']:.2f}",
+            "-" if measured is None else f"{here['speedup'] / measured - 1:+.1%}",
+            f"{here['tau']:.2f}",
+            *(f"{row[name]['speedup']:.2f}" for name in profiles[1:]),
+        )
+    Console(highlight=False).print(table)
+    if len(profiles) > 1:
+        print("Columns of other profiles are projections.")

@@ -1,0 +1,158 @@
+"""A trace: known texts, what every source of drafts would draft at each of their positions, and what all of it costs.
+
+A JSON Lines file, gzip-compressed: first a `Header`, then a `TracedText` a line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import DataError
+from paceline.files import whole
+
+if TYPE_CHECKING:
+    from paceline.drafting.tree import TokenTree
+
+FORMAT = 1
+FREE, SCORED, WHOLE = "free", "scored", "whole"  # kinds of sources
+TOP = 4  # probabilities kept of a draft distribution, beside its entropy
+
+
+@dataclass
+class Draft:
+    """What a source drafts behind the output's first `n` tokens, at its largest.
+
+    Attributes:
+        tokens, parents, scores: of the nodes behind the root, whose index is 0; a chain of a sampling drafter has no
+            scores.
+        beliefs: by depth, where the source asks its policy step by step: the largest probabilities of the draft
+            distribution, and last its entropy in nats.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
+    beliefs: list[list[float]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, tree: TokenTree, beliefs: Sequence[Sequence[float]] = ()) -> Draft:
+        scores = [None if score is None else round(score, 5) for score in tree.scores[1:]]
+        return cls(tree.tokens[1:], tree.parents[1:], scores, [list(belief) for belief in beliefs])
+
+
+@dataclass
+class Source:
+    """A source of drafts, and what it takes.
+
+    Attributes:
+        name: what it calls itself in statistics.
+        kind: "free" drafts a tree at once; "scored" and "whole" go on level by level, as their policy wants. Of a
+            "whole" draft nothing is left out.
+        nodes: most that it proposes.
+        policy: its default.
+        levels: seconds of each level of a draft; of a free source of the whole draft.
+        observe: seconds to learn from a round.
+        pass_share: seconds of the target's pass behind its drafts, as a share of those of a whole one.
+    """
+
+    name: str
+    kind: str
+    nodes: int
+    policy: str
+    levels: list[float]
+    observe: float
+    pass_share: float = 1.0
+
+
+@dataclass
+class TracedText:
+    """A prompt, its output, and by source the `Draft` at each position of the output."""
+
+    task: str
+    id: str
+    seed: int
+    prompt: list[int]
+    output: list[int]
+    drafts: dict[str, list[Draft]] = field(default_factory=dict)
+
+
+@dataclass
+class Measured:
+    """What a method took for the texts of a task: tokens, rounds, and seconds of all its rounds."""
+
+    tokens: int = 0
+    rounds: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Header:
+    """What a trace is of.
+
+    Attributes:
+        model, vocab, context: the target's name, and sizes.
+        machine: hardware and versions.
+        profile: costs of passes as `targets.costs.read_passes` takes them, from the passes of the run itself.
+        overhead: seconds of a plain round beside its pass.
+        sources: by drafter as it was written; the parts of a merged one as `METHOD/PART`.
+        parts: of each merged drafter its sources, in their order.
+        measured: by method and task.
+    """
+
+    model: str
+    vocab: int
+    context: int
+    tier: str
+    machine: dict[str, Any]
+    profile: dict[str, Any]
+    overhead: float
+    sources: dict[str, Source]
+    parts: dict[str, list[str]]
+    measured: dict[str, dict[str, Measured]]
+    format: int = FORMAT
+
+
+@dataclass
+class Trace:
+    """A header and its texts."""
+
+    header: Header
+    texts: list[TracedText]
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all."""
+        with whole(path) as partial, gzip.open(partial, "wt", encoding="utf-8", compresslevel=5) as file:
+            for part in (self.header, *self.texts):
+                file.write(json.dumps(asdict(part), separators=(",", ":")) + "\n")
+
+
+def read_trace(path: Path) -> Trace:
+    """Raises DataError for what is no trace, or one of another version."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            first, *others = map(json.loads, file)
+        if first["format"] != FORMAT:
+            raise DataError(f"{path} is a trace of format {first['format']}, this version reads {FORMAT}: make it anew")
+        return Trace(_header(first), [_text(line) for line in others])
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} is not a trace of paceline bench --trace: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is not a trace of paceline bench --trace, or it is damaged") from error
+
+
+def _header(values: Mapping[str, Any]) -> Header:
+    sources = {name: Source(**source) for name, source in values["sources"].items()}
+    measured = {
+        method: {task: Measured(**sums) for task, sums in tasks.items()} for method, tasks in values["measured"].items()
+    }
+    return Header(**{**values, "sources": sources, "measured": measured})
+
+
+def _text(values: Mapping[str, Any]) -> TracedText:
+    drafts = {name: [Draft(**draft) for draft in found] for name, found in values["drafts"].items()}
+    return TracedText(**{**values, "drafts": drafts})
