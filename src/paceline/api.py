@@ -17,10 +17,12 @@ from paceline.decoding.sampling import SamplingParams
 from paceline.decoding.text import TextStream
 from paceline.drafters import DRAFTERS
 from paceline.drafters.dispatch import Dispatch
+from paceline.drafting.shared_texts import REQUEST
 from paceline.errors import OptionError, require
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
 from paceline.profiling.rounds import ready
+from paceline.profiling.tuned import tuned_for
 from paceline.registry import Spec, split_method
 from paceline.targets import AUTO, Target, load_target, make_target
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.decoding.logprobs import Logprob
     from paceline.decoding.stats import Stats
     from paceline.drafting.base import Drafter
+    from paceline.profiling.tuned import Tuned
 
 #: Options of `load` that say where a model comes from and how its weights are held: see `sources.load_model`.
 SOURCE = frozenset(
@@ -58,11 +61,20 @@ class Output:
 
 
 class LLM:
-    """A target with a drafter and a stopping policy. Make one with `paceline.load`."""
+    """A target with a drafter and a stopping policy. Make one with `paceline.load`.
 
-    def __init__(self, target: Target, drafter: Drafter, policy: Spec, verifier: str = "auto") -> None:
+    Attributes:
+        tuned: what `paceline tune` learned for this model, where the drafter starts from it.
+    """
+
+    def __init__(
+        self, target: Target, drafter: Drafter, policy: Spec, verifier: str = "auto", tuned: Tuned | None = None
+    ) -> None:
         self.target, self.drafter, self.policy, self.verifier = target, drafter, policy, verifier
+        self.tuned = tuned
         self.engine = Engine(target, drafter)
+        if tuned:
+            tuned.apply(target, drafter)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -72,7 +84,7 @@ class LLM:
 
     def method(self, drafter: str | Callable[[Target], Drafter], policy: str | None = None) -> LLM:
         """The same target with another drafter and policy; weights are shared."""
-        return _assemble(self.target, drafter, policy, self.verifier)
+        return _assemble(self.target, drafter, policy, self.verifier, self.tuned)
 
     def generate(
         self,
@@ -209,6 +221,8 @@ def load(
     device: str | torch.device = "cpu",
     tier: str = AUTO,
     exact: bool | None = None,
+    share: str = REQUEST,
+    fresh: bool = False,
     **source: Any,
 ) -> LLM:
     """Load a model to decode with a drafter and a stopping policy.
@@ -225,6 +239,9 @@ def load(
         exact: True insists on greedy output being plain decoding's bit for bit, which the torch and native tiers
             promise in float32 on the CPU, the native one in bfloat16 too; False takes torch's own attention in the
             torch tier. Default: what the tier promises.
+        share: "process": drafters that can remember what earlier requests said, a bounded part of it. The speed of one
+            request then tells about the text of others. "request": each request has its own memory only.
+        fresh: leave out what `paceline tune` learned for this model.
         **source: of models by name: `revision`, `trust_remote_code`; `device_map`, `quantization_config` and
             `attn_implementation` as for `from_pretrained`; `adapter`, folder or hub id of a PEFT adapter, and
             `merge_adapter`, False to keep it beside the weights.
@@ -234,6 +251,7 @@ def load(
         ModelError: the model cannot be found, fetched or used.
     """
     if isinstance(drafter, str):
+        drafter = shared(drafter, share)
         parse_method(drafter, policy)  # refuse bad names before a model is loaded
     unknown = sorted(set(source) - SOURCE)
     require(not unknown, f"load has no option {', '.join(unknown)}; there are {', '.join(sorted(SOURCE))}")
@@ -243,7 +261,7 @@ def load(
         require(callable(model) and hasattr(model, "config"), f"a model is its name or a loaded model, not {model!r}")
         require(not source, f"{', '.join(source)}: only of models that are loaded by name")
         target = make_target(model, tokenizer, "reference" if tier == AUTO else tier, exact)
-    return _assemble(target, drafter, policy, verifier)
+    return _assemble(target, drafter, policy, verifier, None if fresh else tuned_for(target))
 
 
 def parse_method(drafter: str, policy: str | None = None) -> tuple[Spec, Spec]:
@@ -256,14 +274,32 @@ def parse_method(drafter: str, policy: str | None = None) -> tuple[Spec, Spec]:
     return chosen, spec
 
 
-def _assemble(target: Target, drafter: str | Callable[[Target], Drafter], policy: str | None, verifier: str) -> LLM:
+def shared(drafter: str, share: str) -> str:
+    """The drafter's string with the option `share`, unless that is the usual one; raises OptionError where it has no
+    memory to share.
+    """
+    if share == REQUEST:
+        return drafter
+    name, policy = split_method(drafter, POLICIES.__contains__)
+    kind = name.partition(":")[0]
+    require("share" in DRAFTERS.options(kind), f"{kind} has no memory that requests could share")
+    return f"{name}:share={share}" + (f"+{policy}" if policy else "")
+
+
+def _assemble(
+    target: Target,
+    drafter: str | Callable[[Target], Drafter],
+    policy: str | None,
+    verifier: str,
+    tuned: Tuned | None = None,
+) -> LLM:
     if isinstance(drafter, str):
         chosen, rule = parse_method(drafter, policy)
         built = chosen.build(target)
     else:
         built = drafter(target)
         rule = POLICIES.parse(policy or built.default_policy)
-    llm = LLM(target, built, rule, verifier)
+    llm = LLM(target, built, rule, verifier, tuned)
     llm.new_policy()  # what cannot run together is refused now, not at the first request
     return llm
 

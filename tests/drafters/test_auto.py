@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,7 +88,7 @@ def test_a_source_is_asked_as_long_as_it_pays(takes: float, most: float, monkeyp
     """Passes take a second. The first source is always wrong; the second right, but dear."""
     target, clock = as_target(small_llama()), [0.0]
     set_costs(target, Costs({1: 1.0, 8: 1.1}))
-    monkeypatch.setattr("paceline.drafters.merge.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("paceline.drafters.merge.now", lambda: clock[0])
     answer = hf_greedy(target.model, TEXT, 120)
     known = [*TEXT, *answer, 0]
     wrong = Clockwork(target, "wrong", lambda row: known[len(row.ids)] ^ 1, clock, 0.2)

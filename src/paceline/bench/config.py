@@ -31,6 +31,7 @@ class BenchConfig:
         seed: prompt i is sampled with seed + i.
         tier, device, dtype, exact: as for `paceline.load`.
         device_map, quantization, attn_implementation, adapter: the same; `quantization` is its `quantization_config`.
+        fresh: leave out what `paceline tune` learned.
         trace: write a trace too, for `paceline replay`: what every drafter would draft along the greedy outputs.
         progress: a progress bar on stderr.
 
@@ -60,6 +61,7 @@ class BenchConfig:
     quantization: str | None = None
     attn_implementation: str | None = None
     adapter: str | None = None
+    fresh: bool = False
     trace: bool = False
     progress: bool = True
 

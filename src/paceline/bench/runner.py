@@ -90,7 +90,7 @@ class _Bench:
             "adapter": config.adapter,
         }
         self.options = {name: value for name, value in asked.items() if value is not None}
-        self.llm = load(config.model, drafter="none", exact=config.exact, **source, **self.options)
+        self.llm = load(config.model, drafter="none", exact=config.exact, fresh=config.fresh, **source, **self.options)
         self.hf_model = cache(self._hf_model)
         self.batches = batches(prompts, config.batch)
         target = self.llm.target

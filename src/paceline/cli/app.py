@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import bench, chat, export, generate, layer_skip, methods, profile, replay, rest, serve, trigram
+from paceline.cli import bench, chat, export, generate, layer_skip, methods, profile, replay, rest, serve, trigram, tune
 from paceline.cli.train import app as train
 from paceline.errors import PacelineError
 from paceline.version import __version__
@@ -29,6 +29,7 @@ app.command("serve")(serve.serve)
 app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)
 app.command("replay")(replay.replay)
+app.command("tune")(tune.tune)
 app.add_typer(layer_skip.app, name="layer-skip")
 app.add_typer(trigram.app, name="trigram")
 app.add_typer(rest.app, name="rest")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -87,11 +88,16 @@ class ModelOptions(ModelChoice):
         str,
         _option("Model", "--tier", help="auto (the fastest that runs the model), native, torch or reference."),
     ] = "auto"
+    fresh: Annotated[bool, _option("Model", "--fresh", help="Leave out what paceline tune learned.")] = False
 
     def llm(self, method: MethodOptions) -> LLM:
         from paceline.api import load
 
-        return load(self.model, tier=self.tier, exact=self.exact, **self._placement(), **asdict(method))
+        placed = self._placement()
+        llm = load(self.model, tier=self.tier, exact=self.exact, fresh=self.fresh, **placed, **asdict(method))
+        if llm.tuned:
+            print(f"tuned on {llm.tuned.prompts} prompts, {llm.tuned.measured}; --fresh does without", file=sys.stderr)
+        return llm
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,11 @@ def replay(
     names = [name.strip() for name in methods.split(",") if name.strip()] or list(found.header.measured)
     terms = [terms_of("here", found.header.profile, found)]
     terms += [terms_of(Path(name).stem, load_profile(name), found) for name in profile or ()]
-    rows = [{"method": name, "measured": _measured(found, name)} for name in names]
+    rows: list[dict[str, Any]] = [{"method": name, "measured": _measured(found, name)} for name in names]
     for under in terms:
         plain = project(found, PLAIN, under)
         for row in rows:
-            own = project(found, str(row["method"]), under)
+            own = project(found, row["method"], under)
             row[under.name] = {"speedup": speedup(own, plain), "tau": _tau(own)}
     if as_json:
         print_json({"trace": str(trace), "rows": rows})

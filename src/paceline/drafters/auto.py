@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.merge import Merge
+from paceline.drafters.recycling import Recycling
+from paceline.drafters.rest.datastore import datastore_folder
+from paceline.drafters.rest.drafter import Rest
 from paceline.drafters.suffix import Suffix
 from paceline.drafters.trigram.drafter import Trigram
 from paceline.drafting.base import Drafter
 from paceline.drafting.budget import AUTO
+from paceline.drafting.shared_texts import PROCESS, REQUEST
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import PacelineError
 from paceline.targets.target import Target
 
 NONE = "none"
 
+log = logging.getLogger("paceline")
+
 
 class Auto(Merge):
-    """What the context repeats, n-grams of text and context, and the best trained head that is installed for the model.
+    """What the context repeats, n-grams of text and context, the user's datastore where there is one, and the best
+    trained head that is installed for the model.
 
     One rule decides everything: each round, spend time where it buys tokens fastest. A source is asked only where what
     it adds has been worth its time (`drafting.gate`), and as many of all candidates are verified as pay
@@ -29,6 +37,7 @@ class Auto(Merge):
         parts: the sources (from Python), in place of those that the model has.
         head: a trained head as for `eagle` or `medusa`; "auto": the first that fits the model, EAGLE's before Medusa's;
             "none": do without.
+        share: "process": as for `suffix`, and `recycling` is one of the sources, with a memory of all requests.
         budget: most nodes that are verified; a number asks all sources every round, so that a seed's own sample does
             not depend on measured times.
     """
@@ -36,7 +45,13 @@ class Auto(Merge):
     source = "auto"
 
     def __init__(
-        self, target: Target, parts: Sequence[Drafter] = (), *, head: str = "auto", budget: int | str = AUTO
+        self,
+        target: Target,
+        parts: Sequence[Drafter] = (),
+        *,
+        head: str = "auto",
+        share: str = REQUEST,
+        budget: int | str = AUTO,
     ) -> None:
         TreeDrafter.__init__(self, target, budget)
         if parts:
@@ -44,7 +59,20 @@ class Auto(Merge):
             return
         without = head == NONE or (head == AUTO and target.chains_only)  # heads are asked for trees
         trained = None if without else trained_head(target, head)
-        self._combine([Trigram(target), Suffix(target), *([trained] if trained else [])])
+        recycling = [Recycling(target, share=share)] if share == PROCESS else []
+        free = [Trigram(target), Suffix(target, share=share), *recycling, *datastore(target)]
+        self._combine([*free, *([trained] if trained else [])])
+
+
+def datastore(target: Target) -> list[Drafter]:
+    """What drafts from the user's datastore for this model, if there is one that fits."""
+    if not datastore_folder(target.name).is_dir():
+        return []
+    try:
+        return [Rest(target)]
+    except PacelineError as error:
+        log.warning("auto: %s", error)
+        return []
 
 
 def trained_head(target: Target, head: str = "auto") -> Drafter | None:

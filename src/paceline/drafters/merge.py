@@ -194,6 +194,8 @@ class Merge(TreeDrafter):
                 state.memory[at].begin_round({tap: hidden[path[-1:]] for tap, hidden in out.taps.items()}, layers)
 
     def end(self, row: Row) -> None:
+        for at, free in self.free.items():
+            free.forget(row, row.state.memory[at])
         for at in (*self.paid, *self.whole):
             self.parts[at].end(row.state.memory[at])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 
 from paceline.drafting.base import Row
+from paceline.drafting.shared_texts import PROCESS, REQUEST, SHARES
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import require
@@ -25,19 +26,25 @@ class Recycling(TreeDrafter):
         budget: most nodes of the tree; "auto": as many as pay on this machine.
         top: successors kept a token (the paper's k = 8).
         decay: how much less likely each next rank is than the one before.
+        share: "process": all requests fill and follow one matrix, of at most a row for each token of the vocabulary.
+            The speed of one request then tells about the text of others. "request": each starts with none.
     """
 
     default_policy = "fixed:k=6"  # the depth of the paper's tree
     source = "recycling"
 
-    def __init__(self, target: Target, *, budget: int | str = "auto", top: int = 8, decay: float = 0.4) -> None:
+    def __init__(
+        self, target: Target, *, budget: int | str = "auto", top: int = 8, decay: float = 0.4, share: str = REQUEST
+    ) -> None:
         super().__init__(target, budget)
+        require(share in SHARES, f"recycling: share is {' or '.join(SHARES)}, not '{share}'")
         require(top >= 1, f"recycling: top must be >= 1, not {top}")
         require(0 < decay < 1, f"recycling: decay must lie in (0, 1), not {decay}")
         self.top, self.decay = top, decay
+        self.shared: Adjacency | None = {} if share == PROCESS else None
 
     def remember(self, row: Row) -> Adjacency:
-        return {}
+        return {} if self.shared is None else self.shared
 
     def propose(self, row: Row, memory: Adjacency, depth: int, min_score: float) -> TokenTree:
         tree = TokenTree.root(row.ids[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.drafting.base import Row
+from paceline.drafting.shared_texts import PROCESS, REQUEST, SHARES, SharedTexts
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import require
@@ -82,16 +83,20 @@ class Suffix(TreeDrafter):
 
     Args:
         shortest: shortest match worth following; one token matches nearly always and says little.
+        share: "process": texts of earlier requests are matched as well, a bounded number of their tokens. The speed of
+            one request then tells about the text of others. "request": each has its own only.
         budget: most tokens of a draft; "auto": as many as pay on this machine.
     """
 
     default_policy = "fixed:k=10"
     source = "suffix"
 
-    def __init__(self, target: Target, *, shortest: int = 2, budget: int | str = "auto") -> None:
+    def __init__(self, target: Target, *, shortest: int = 2, share: str = REQUEST, budget: int | str = "auto") -> None:
         super().__init__(target, budget)
         require(shortest >= 1, f"suffix: shortest must be >= 1, not {shortest}")
+        require(share in SHARES, f"suffix: share is {' or '.join(SHARES)}, not '{share}'")
         self.shortest = shortest
+        self.shared = SharedTexts(max(shortest, 2)) if share == PROCESS else None
 
     def remember(self, row: Row) -> SuffixAutomaton:
         memory = SuffixAutomaton()
@@ -101,17 +106,23 @@ class Suffix(TreeDrafter):
     def propose(self, row: Row, memory: SuffixAutomaton, depth: int, min_score: float) -> TokenTree:
         memory.extend(row.ids)
         tree = TokenTree.root(row.ids[-1])
-        if memory.matched < self.shortest:
-            return tree
+        count, longest = min(depth, self.max_candidates), memory.matched
+        following = row.ids[memory.match_end :][:count] if longest >= self.shortest else []
+        if self.shared:
+            matched, at = self.shared.longest(row.ids)
+            if matched > longest:
+                longest, following = matched, self.shared.after(at, count)
         node, score = 0, 1.0
-        for matched, token in enumerate(
-            row.ids[memory.match_end :][: min(depth, self.max_candidates)], start=memory.matched
-        ):
+        for matched, token in enumerate(following, start=longest):
             score *= likely(matched)
             if score < min_score:
                 break
             node = tree.add(token, node, self.source, score=score)
         return tree
+
+    def forget(self, row: Row, memory: SuffixAutomaton) -> None:
+        if self.shared:
+            self.shared.add(row.ids)
 
 
 def likely(matched: int) -> float:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Sequence
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 from paceline.drafting.tree import TokenTree
 from paceline.targets.cost_model import Costs
@@ -64,6 +65,17 @@ class Calibration:
         seen[1] += share
         if self._before:
             self._before.learn(source, kind, right, share)
+
+    def kept(self) -> list[list[Any]]:
+        """What was seen, ready for JSON: see `restore`."""
+        return [[*key, *seen] for key, seen in self._seen.items()]
+
+    def restore(self, kept: Sequence[Sequence[Any]]) -> None:
+        """Go on from what another had seen. Raises ValueError for what none could have."""
+        found = {(str(source), int(kind)): [float(right), float(share)] for source, kind, right, share in kept}
+        if not all(0 <= value < inf for seen in found.values() for value in seen):
+            raise ValueError("counts are 0 or more")
+        self._seen |= found
 
 
 class Selection(NamedTuple):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect
-from math import sqrt
+from collections.abc import Sequence
+from math import isfinite, sqrt
 from random import Random
 
 EDGES = (0.02, 0.1, 0.3, 0.8)  # of what is gained without the source: what it adds depends on it
@@ -70,6 +71,18 @@ class Gate:
             seen[at] = seen[at] * FADING + value
         if self._before:
             self._before.learn(without, gain)
+
+    def kept(self) -> list[list[float]]:
+        """What was seen, ready for JSON: see `restore`."""
+        return self._seen
+
+    def restore(self, kept: Sequence[Sequence[float]]) -> None:
+        """Go on from what another had seen. Raises ValueError for what none could have."""
+        found = [[float(value) for value in seen] for seen in kept]
+        whole = len(found) == len(self._seen) and all(len(seen) == 3 for seen in found)
+        if not whole or not all(isfinite(value) and seen[0] >= 0 for seen in found for value in seen):
+            raise ValueError("a gate has a count, a sum and squares by kind")
+        self._seen = found
 
     def _belief(self, kind: int) -> tuple[float, float, float]:
         """Mean, variance and how many rounds they rest on."""

@@ -55,6 +55,9 @@ class TreeDrafter(Drafter):
     def learn(self, row: Row, memory: Any, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         """A round's outcome, as for `observe`."""
 
+    def forget(self, row: Row, memory: Any) -> None:
+        """A request has left."""
+
     def max_nodes(self, depth: int) -> int:
         return self.max_candidates
 
@@ -82,6 +85,9 @@ class TreeDrafter(Drafter):
         if state.budget:
             state.budget.observe(row.ids[state.length :])
         self.learn(row, state.memory, tree, path, out)
+
+    def end(self, row: Row) -> None:
+        self.forget(row, row.state.memory)
 
 
 def max_candidates(budget: int | str, target: Target) -> int:

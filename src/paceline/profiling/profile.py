@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +18,7 @@ from paceline.profiling.timing import Passes, Timing, compare_drafts, compare_pa
 from paceline.targets import Target, store
 from paceline.targets.costs import CONTEXTS, WIDTHS, profile_path
 from paceline.targets.identity import model_key
+from paceline.targets.machine import this_machine
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Profile:
     passes: dict[int, PassProfile]
     drafts: dict[str, Timing | None] = field(default_factory=dict)
     contexts: dict[int, dict[int, float]] = field(default_factory=dict)
-    machine: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs")
+    machine: str = field(default_factory=this_machine)
     versions: dict[str, str] = field(default_factory=lambda: {"paceline": __version__, "torch": torch.__version__})
     measured: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 

@@ -127,8 +127,8 @@ class Trace:
     def write(self, path: Path) -> None:
         """Whole or not at all."""
         with whole(path) as partial, gzip.open(partial, "wt", encoding="utf-8", compresslevel=5) as file:
-            for part in (self.header, *self.texts):
-                file.write(json.dumps(asdict(part), separators=(",", ":")) + "\n")
+            for line in (asdict(self.header), *map(asdict, self.texts)):
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def read_trace(path: Path) -> Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import time
@@ -14,10 +15,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from paceline.errors import first_line
 from paceline.targets import store
 from paceline.targets.cost_model import Costs, LearnedCosts
 from paceline.targets.identity import model_key
 from paceline.targets.logits import argmax
+from paceline.targets.machine import this_machine
 from paceline.targets.span import Span
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ FIRST = (1, 8, 4, 2, 16)
 #: A guess at what bytes and operations take, where a single pass would take too long to measure.
 BANDWIDTH, OPERATIONS = {"cpu": 20e9}, {"cpu": 2e11}
 ANY_BANDWIDTH, ANY_OPERATIONS = 1e12, 1e14
+
+log = logging.getLogger("paceline")
 
 #: By target, and by drafter where its own rounds were measured. Engines add what they see.
 _known: WeakKeyDictionary[object, Costs] = WeakKeyDictionary()
@@ -129,15 +134,37 @@ def stored_costs(target: Target) -> Costs | None:
 
 
 def stored_passes(target: Target) -> dict[int, dict[int, float]] | None:
-    """Median seconds of a pass by context and width, as in the saved profile of this target; None as above."""
-    dtype = str(target.compute_dtype).removeprefix("torch.")
-    path = profile_path(
-        model_key(target), str(target.device), dtype, target.exact, target.tier, torch.get_num_threads()
-    )
+    """Median seconds of a pass by context and width, as in the saved profile of this target; None when there is none,
+    or with a warning one that is damaged or of another machine.
+    """
+    path = settings_path("profiles", target)
     try:
-        return read_passes(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        profile = json.loads(path.read_text(encoding="utf-8"))
+        if profile["machine"] != this_machine():
+            raise ValueError(f"it was measured on another machine, {profile['machine']}")
+        return read_passes(profile)
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("The profile %s is not used (%s): costs are measured anew.", path, fault(error))
+        return None
+
+
+def fault(error: Exception) -> str:
+    """What is wrong with a stored file, in a few words."""
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    if isinstance(error, json.JSONDecodeError | TypeError | AttributeError):
+        return "it is damaged"
+    return first_line(error)
+
+
+def settings_path(folder: str, target: Target) -> Path:
+    """The file for this target's settings in a folder of the store."""
+    dtype = str(target.compute_dtype).removeprefix("torch.")
+    key, threads = model_key(target), torch.get_num_threads()
+    path = profile_path(key, str(target.device), dtype, target.exact, target.tier, threads)
+    return path.parents[1] / folder / path.name
 
 
 def read_passes(profile: Mapping[str, Any]) -> dict[int, dict[int, float]]:
