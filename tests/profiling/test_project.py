@@ -1,0 +1,218 @@
+"""Replays of traces: the rounds are those of the model itself, and time is what the costs say."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import paceline
+from helpers import one_thread, perturbed  # noqa: F401
+from paceline.clock import MadeUpClock, made_up, now
+from paceline.drafters.eagle.drafter import Eagle
+from paceline.drafters.eagle.head import EagleHead
+from paceline.drafters.early_exit.drafter import EarlyExit
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.drafters.medusa.drafter import Medusa
+from paceline.drafters.medusa.head import MedusaHead
+from paceline.drafters.suffix import Suffix
+from paceline.drafting.base import Drafter
+from paceline.errors import DataError, OptionError
+from paceline.profiling import project as project_module
+from paceline.profiling.project import project, terms_of
+from paceline.profiling.record import record, sources_of
+from paceline.profiling.recorded import distribution
+from paceline.profiling.shipped import load_profile, shipped
+from paceline.profiling.trace import Header, Trace, TracedText, read_trace
+from paceline.targets import Target
+from paceline.targets.cost_model import Costs
+from tiny import byte_tokenizer, small_llama
+
+PROMPTS = ([5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 7, 9, 8], [3])
+NEW = 30
+PROFILE = {"context": 20, "passes": {"1": {"median": 1.0}, "4": {"median": 1.3}, "32": {"median": 4.0}}}
+
+
+def eagle(target: Target, **options: Any) -> Drafter:
+    return Eagle(target, head=EagleHead.from_target(small_llama()), **options)
+
+
+SOURCES = {
+    "suffix": lambda target: Suffix(target),
+    "prompt-lookup:budget=4": None,
+    "eagle": eagle,
+    "eagle:tree=2:budget=6": lambda target: eagle(target, tree=2, budget=6),
+    "medusa:tree=dynamic:budget=5": lambda target: Medusa(
+        target, head=MedusaHead.from_target(small_llama(), heads=3), tree="dynamic", budget=5
+    ),
+    "early-exit": lambda target: EarlyExit(
+        target, head=perturbed(ExitHead.from_target(small_llama(), 1, exit_layers=2), 0.05)
+    ),
+}
+
+
+def llm_with(name: str, policy: str) -> paceline.LLM:
+    drafter: Any = SOURCES.get(name) or name
+    return paceline.load(small_llama(), tokenizer=byte_tokenizer(), drafter=drafter, policy=policy, fresh=True)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    plain = llm_with("none", "fixed:k=0")
+    texts = []
+    for number, prompt in enumerate(PROMPTS):
+        output = plain.generate(prompt, max_new_tokens=NEW, eos=())
+        texts.append(TracedText("chat", str(number), number, prompt, output.tokens))
+    drafters = {name: plain.method(SOURCES[name] or name).drafter for name in SOURCES}
+    drafters["auto:head=none"] = plain.method("auto:head=none").drafter
+    drafters["merge:drafters=suffix|eagle"] = plain.method(
+        lambda target: paceline.drafters.merge.Merge(target, drafters=[Suffix(target), eagle(target, tree=2)])
+    ).drafter
+    sources, parts = sources_of(drafters)
+    about = record(sources, texts, {"early-exit": 0.5})
+    for one in about.values():  # as made up as the passes
+        one.levels, one.observe = [0.1] * len(one.levels), 0.0
+    header = Header("tiny", 257, 256, "reference", {}, PROFILE, 0.5, about, parts, {})
+    return Trace(header, texts)
+
+
+@pytest.mark.parametrize("policy", ["fixed:k=1", "fixed:k=4", "adaedl:gamma=0.5", "max-confidence", "beta-ts"])
+@pytest.mark.parametrize("name", ["eagle", "early-exit"])
+def test_rounds_of_a_policy_are_the_models(trace: Trace, name: str, policy: str) -> None:
+    found = project(trace, f"{name}+{policy}", terms_of("here", PROFILE, trace))["chat"]
+    llm = llm_with(name, policy)
+    live = [llm.generate(text.prompt, max_new_tokens=NEW, eos=(), seed=text.seed) for text in trace.texts]
+    assert found.rounds == sum(len(output.stats.rounds) for output in live)
+    assert found.tokens == NEW * len(live)
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if "budget" in name])
+def test_rounds_of_a_budget_are_the_models(trace: Trace, name: str) -> None:
+    found = project(trace, f"{name}+fixed:k=4", terms_of("here", PROFILE, trace))["chat"]
+    llm = llm_with(name, "fixed:k=4")
+    live = [llm.generate(text.prompt, max_new_tokens=NEW, eos=()) for text in trace.texts]
+    assert found.rounds == sum(len(output.stats.rounds) for output in live) < NEW * len(live)
+
+
+def test_time_is_what_the_costs_say(trace: Trace) -> None:
+    here = terms_of("here", PROFILE, trace)
+    plain = project(trace, "ar", here)["chat"]
+    assert plain.seconds == pytest.approx(1.5 * NEW * len(PROMPTS))  # a pass, and what a round takes besides
+    one = project(trace, "eagle+fixed:k=1", here)["chat"]
+    drafted = one.rounds - sum((text.output[-1:] != []) for text in trace.texts)  # the last token's round has no room
+    assert one.seconds == pytest.approx(one.rounds * 1.5 + drafted * (0.1 + 0.1), rel=0.03)
+    dear = terms_of("dear", {**PROFILE, "drafts": {"eagle": {"median": 5.0}, "medusa": None}}, trace)
+    assert project(trace, "eagle+fixed:k=1", dear)["chat"].seconds > one.seconds + 4 * drafted
+
+
+def test_costs_decide(trace: Trace) -> None:
+    """`auto` drafts where width is free, and does not where a second token costs a pass of its own."""
+    free = {"context": 20, "passes": {"1": {"median": 1.0}, "32": {"median": 1.0}}}
+    steep = {"context": 20, "passes": {"1": {"median": 1.0}, "32": {"median": 32.0}}}
+    rounds = {
+        name: project(trace, "auto:head=none", terms_of(name, profile, trace))["chat"].rounds
+        for name, profile in {"free": free, "steep": steep}.items()
+    }
+    assert rounds["free"] < 0.8 * rounds["steep"]
+    assert rounds["steep"] > 0.8 * NEW * len(PROMPTS)
+
+
+@pytest.mark.parametrize("method", ["auto:head=none", "merge:drafters=suffix|eagle", "eagle", "medusa:tree=dynamic:budget=5"])
+def test_the_same_every_time(trace: Trace, method: str) -> None:
+    here = terms_of("here", PROFILE, trace)
+    assert project(trace, method, here) == project(trace, method, here)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_profiles(trace: Trace, name: str) -> None:
+    there = terms_of(name, load_profile(name), trace)
+    times = [there.costs(width) for width in range(1, 65)]
+    assert times == sorted(times)
+    assert times[15] < 8 * times[0]
+    assert project(trace, "suffix", there)["chat"].tokens == NEW * len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [
+        ("trigram", "not traced"),
+        ("eagle+nope", "nope"),
+        ("eagle+disco", "hidden|predictor"),
+    ],
+)
+def test_what_was_not_traced(trace: Trace, method: str, part: str) -> None:
+    with pytest.raises(OptionError, match=part):
+        project(trace, method, terms_of("here", PROFILE, trace))
+
+
+def test_what_cannot_be_traced() -> None:
+    plain = llm_with("none", "fixed:k=0")
+    with pytest.raises(OptionError, match="cannot be traced"):
+        sources_of({"lookahead": plain.method("lookahead").drafter})
+    assert record({}, [], {}) == {}
+
+
+@pytest.mark.parametrize("profile", [{}, {"context": 1, "passes": {"1": {"median": 1}}}, [], {**PROFILE, "drafts": 3}])
+def test_bad_profiles(trace: Trace, profile: Any) -> None:
+    with pytest.raises(OptionError, match="not a profile"):
+        terms_of("bad", profile, trace)
+
+
+def test_files(trace: Trace, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    trace.write(path)
+    assert read_trace(path) == json_round(trace)
+    assert list(tmp_path.iterdir()) == [path]
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    newer = json.dumps(json.loads(lines[0]) | {"format": 99}).encode() + b"\n"
+    for data, part in ((lines[1], "damaged"), (newer, "format 99"), (b"", "damaged")):
+        path.write_bytes(gzip.compress(data))
+        with pytest.raises(DataError, match=part):
+            read_trace(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="is not a trace"):
+        read_trace(path)
+    with pytest.raises(OptionError, match="no profile"):
+        load_profile(str(tmp_path / "missing.json"))
+    path.write_text("{")
+    with pytest.raises(OptionError, match="damaged"):
+        load_profile(str(path))
+
+
+def json_round(trace: Trace) -> Trace:
+    """What JSON leaves of it: no tuples."""
+    return Trace(trace.header, [TracedText(**{**vars(text), "prompt": list(text.prompt)}) for text in trace.texts])
+
+
+def test_a_text_that_was_not_traced(trace: Trace) -> None:
+    target: Any = project_module.RecordedTarget(trace, Costs({1: 1.0, 2: 2.0}), MadeUpClock())
+    source = project_module.Recorded(trace, "suffix", target)
+    row: Any = type("Row", (), {"ids": [1, 2, 3, 4]})
+    with pytest.raises(DataError, match="texts of its trace"):
+        source.find(row)
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=40))
+def test_a_distribution_by_its_largest_and_its_entropy(weights: list[float]) -> None:
+    q = torch.tensor(weights, dtype=torch.float64)
+    q = (q / q.sum()).sort(descending=True).values
+    entropy = float(torch.special.entr(q).sum())
+    made = distribution((*q[:4].tolist(), entropy)).double()
+    assert float(made.sum()) == pytest.approx(1.0, abs=1e-4)
+    assert made[: min(4, len(q))].tolist() == pytest.approx(q[:4].tolist(), abs=1e-6)
+    assert float(torch.special.entr(made).sum()) == pytest.approx(entropy, abs=0.15 + 0.1 * math.log(len(q)))
+
+
+def test_a_clock_for_as_long_as_it_is_wanted() -> None:
+    with made_up(MadeUpClock()) as clock:
+        assert now() == 0
+        clock.spend(2.5)
+        assert now() == 2.5
+    assert now() != 2.5
