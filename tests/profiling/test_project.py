@@ -83,7 +83,7 @@ def trace() -> Trace:
     return Trace(header, texts)
 
 
-@pytest.mark.parametrize("policy", ["fixed:k=1", "fixed:k=4", "adaedl:gamma=0.5", "max-confidence", "beta-ts"])
+@pytest.mark.parametrize("policy", ["fixed:k=1", "fixed:k=4", "adaedl:gamma=0.5", "max-confidence", "beta-ts:k_max=8"])
 @pytest.mark.parametrize("name", ["eagle", "early-exit"])
 def test_rounds_of_a_policy_are_the_models(trace: Trace, name: str, policy: str) -> None:
     found = project(trace, f"{name}+{policy}", terms_of("here", PROFILE, trace))["chat"]
@@ -124,7 +124,9 @@ def test_costs_decide(trace: Trace) -> None:
     assert rounds["steep"] > 0.8 * NEW * len(PROMPTS)
 
 
-@pytest.mark.parametrize("method", ["auto:head=none", "merge:drafters=suffix|eagle", "eagle", "medusa:tree=dynamic:budget=5"])
+@pytest.mark.parametrize(
+    "method", ["auto:head=none", "merge:drafters=suffix|eagle", "eagle", "medusa:tree=dynamic:budget=5"]
+)
 def test_the_same_every_time(trace: Trace, method: str) -> None:
     here = terms_of("here", PROFILE, trace)
     assert project(trace, method, here) == project(trace, method, here)

@@ -103,7 +103,7 @@ class BenchConfig:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
-            if name not in ("out", "trace", "progress")
+            if name not in ("out", "trace", "progress") and (name != "fresh" or value)
         }
 
 

@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ContextOverflow, require
-from paceline.profiling.profile import measure
+from paceline.profiling.timing import compare_passes
 from paceline.profiling.tuned import Tuned, kept_gates
 from paceline.targets.cost_model import LearnedCosts
-from paceline.targets.costs import read_passes, set_costs
+from paceline.targets.costs import CONTEXTS, WIDTHS, read_passes, set_costs
 from paceline.targets.machine import this_machine
 
 if TYPE_CHECKING:
     from paceline.api import LLM
     from paceline.bench.suites import Prompt
     from paceline.decoding.stats import Stats
+    from paceline.targets import Target
 
-CONTEXT, REPEATS = 256, 5  # of the passes that are measured
+REPEATS = 5  # measurements of each pass
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,11 @@ class Tuning:
     sources: dict[str, int]
 
 
-def tune(llm: LLM, model: str, prompts: Sequence[Prompt], max_new_tokens: int = 128) -> Tuning:
+def tune(llm: LLM, prompts: Sequence[Prompt], max_new_tokens: int = 128) -> Tuning:
     """Measure passes, decode the prompts with and without drafting by turns, and store what was learned.
 
     Args:
         llm: with `auto`, or any drafter with an automatic budget; loaded `fresh`.
-        model: the name to report.
 
     Raises:
         OptionError: there are no prompts, or none that fits the model.
@@ -57,9 +57,8 @@ def tune(llm: LLM, model: str, prompts: Sequence[Prompt], max_new_tokens: int = 
     ids = [llm.encode(prompt.turns[0]) for prompt in prompts]
     ids = [prompt for prompt in ids if _fits(llm, len(prompt), max_new_tokens)]
     require(bool(ids), "no prompt fits the model's context")
-    [profile] = measure([llm.target], model, context=min(CONTEXT, llm.target.context // 2), repeats=REPEATS)
-    passes = profile.as_dict()
-    set_costs(llm.target, LearnedCosts.fitted(read_passes(passes)))
+    profile = _passes(llm.target)
+    set_costs(llm.target, LearnedCosts.fitted(read_passes(profile)))
     found: dict[bool, list[Stats]] = {True: [], False: []}
     for number, prompt in enumerate(ids):
         for drafts in (True, False) if number % 2 else (False, True):
@@ -74,7 +73,7 @@ def tune(llm: LLM, model: str, prompts: Sequence[Prompt], max_new_tokens: int = 
         prompts=len(ids),
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
         speedup=rates[True] / rates[False],
-        profile={name: passes[name] for name in ("context", "passes", "contexts")},
+        profile=profile,
         calibration=llm.drafter.calibration.kept(),
         gates=kept_gates(llm.drafter),
     )
@@ -82,6 +81,19 @@ def tune(llm: LLM, model: str, prompts: Sequence[Prompt], max_new_tokens: int = 
     rounds = sum(len(stats.rounds) for stats in found[True])
     path = tuned.save(llm.target)
     return Tuning(path, rates[False], rates[True], sources.total() / rounds, dict(sources.most_common()))
+
+
+def _passes(target: Target) -> dict[str, Any]:
+    """Costs of passes as a profile has them, behind as many tokens as the model takes."""
+    first, *others = dict.fromkeys(min(n, target.context // 2) for n in CONTEXTS)
+    widths = [width for width in WIDTHS if width <= target.context // 2]
+    found = {n: compare_passes([target], widths, n, REPEATS)[0].timings for n in (first, *others)}
+    medians = {n: {width: timing.median for width, timing in timings.items()} for n, timings in found.items()}
+    return {
+        "context": first,
+        "passes": {width: {"median": seconds} for width, seconds in medians.pop(first).items()},
+        "contexts": medians,
+    }
 
 
 def _fits(llm: LLM, prompt: int, new: int) -> bool:

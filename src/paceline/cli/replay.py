@@ -74,8 +74,9 @@ def _measured(trace: Trace, method: str) -> float | None:
 
 def _print(rows: list[dict[str, Any]], profiles: list[str]) -> None:
     table = Table(title="decode speedup over plain decoding", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("method", "measured", "predicted", "off by", "tau", *profiles[1:]):
-        table.add_column(title, justify="left" if title == "method" else "right")
+    table.add_column("method", overflow="fold", min_width=19)
+    for title in ("measured", "predicted", "off by", "tau", *profiles[1:]):
+        table.add_column(title, justify="right", overflow="fold")
     for row in rows:
         measured, here = row["measured"], row["here"]
         table.add_row(

@@ -28,7 +28,7 @@ def tune(
 
     chosen = load_suite(prompts, limit=limit)
     llm = replace(source, fresh=True).llm(MethodOptions())
-    found = run(llm, source.model, chosen, max_new_tokens)
+    found = run(llm, chosen, max_new_tokens)
     if as_json:
         print_json(asdict(found) | {"path": str(found.path)})
         return

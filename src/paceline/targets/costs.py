@@ -140,8 +140,8 @@ def stored_passes(target: Target) -> dict[int, dict[int, float]] | None:
     path = settings_path("profiles", target)
     try:
         profile = json.loads(path.read_text(encoding="utf-8"))
-        if profile["machine"] != this_machine():
-            raise ValueError(f"it was measured on another machine, {profile['machine']}")
+        if (machine := profile.get("machine", this_machine())) != this_machine():
+            raise ValueError(f"it was measured on another machine, {machine}")
         return read_passes(profile)
     except FileNotFoundError:
         return None
