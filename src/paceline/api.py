@@ -250,6 +250,7 @@ def load(
         OptionError: unknown drafter, policy or option; `exact` where it cannot be.
         ModelError: the model cannot be found, fetched or used.
     """
+    require(share == REQUEST or isinstance(drafter, str), "share is for drafters that are named")
     if isinstance(drafter, str):
         drafter = shared(drafter, share)
         parse_method(drafter, policy)  # refuse bad names before a model is loaded

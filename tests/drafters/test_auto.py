@@ -12,16 +12,17 @@ import torch
 import paceline
 from helpers import hf_greedy, one_thread  # noqa: F401
 from paceline.api import LLM
-from paceline.drafters.auto import Auto
+from paceline.drafters.auto import Auto, datastore
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
-from paceline.drafting.base import Row
+from paceline.drafters.suffix import Suffix
+from paceline.drafting.base import Drafter, Row
 from paceline.drafting.pool import Pool
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
-from paceline.errors import PacelineError
+from paceline.errors import IntegrityError, PacelineError
 from paceline.policies import POLICIES
 from paceline.targets import Target, as_target
 from paceline.targets.cost_model import Costs
@@ -147,3 +148,20 @@ def test_seeds_give_their_own_samples(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0, "seed": 3, "eos": ()}
     assert auto.generate(TEXT, **options).tokens == plain.generate(TEXT, **options).tokens
     assert torch.is_tensor(model.lm_head.weight)
+
+
+def test_a_datastore_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = as_target(small_llama())
+    assert datastore(target) == []
+    monkeypatch.setattr("paceline.drafters.auto.datastore_folder", lambda name: tmp_path)
+    monkeypatch.setattr("paceline.drafters.auto.Rest", lambda target: Suffix(target))
+    assert [type(part) for part in datastore(target)] == [Suffix]
+
+    def damaged(target: Target) -> Drafter:
+        raise IntegrityError("the datastore is damaged")
+
+    monkeypatch.setattr("paceline.drafters.auto.Rest", damaged)
+    assert datastore(target) == []
+    assert "the datastore is damaged" in caplog.text

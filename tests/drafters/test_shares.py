@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import paceline
 from helpers import hf_greedy, one_thread  # noqa: F401
 from paceline.drafters.merge import Merge
+from paceline.drafters.none import NoDrafter
 from paceline.drafting.shared_texts import END, LONGEST, SharedTexts
 from paceline.errors import OptionError
 from tiny import byte_tokenizer, small_llama
@@ -55,6 +56,8 @@ def test_options(drafter: str, part: str) -> None:
 def test_without_a_memory_to_share() -> None:
     with pytest.raises(OptionError, match="lookahead has no memory"):
         paceline.load(small_llama(), drafter="lookahead+fixed:k=2", share="process")
+    with pytest.raises(OptionError, match="that are named"):
+        paceline.load(small_llama(), drafter=NoDrafter, share="process")
     llm = paceline.load(small_llama(), drafter="suffix+fixed:k=2", share="process")
     assert llm.policy.text == "fixed:k=2"
 

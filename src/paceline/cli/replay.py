@@ -73,7 +73,13 @@ def _measured(trace: Trace, method: str) -> float | None:
 
 
 def _print(rows: list[dict[str, Any]], profiles: list[str]) -> None:
-    table = Table(title="decode speedup over plain decoding", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title="decode speedup over plain decoding",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     table.add_column("method", overflow="fold", min_width=19)
     for title in ("measured", "predicted", "off by", "tau", *profiles[1:]):
         table.add_column(title, justify="right", overflow="fold")

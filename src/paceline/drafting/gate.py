@@ -74,7 +74,7 @@ class Gate:
 
     def kept(self) -> list[list[float]]:
         """What was seen, ready for JSON: see `restore`."""
-        return self._seen
+        return [list(seen) for seen in self._seen]
 
     def restore(self, kept: Sequence[Sequence[float]]) -> None:
         """Go on from what another had seen. Raises ValueError for what none could have."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 REQUEST, PROCESS = SHARES = ("request", "process")  # who shares a memory
 LONGEST = 32  # tokens of a match that are looked at
-MOST = 1 << 18  # tokens that are kept
+MOST = 1 << 17  # tokens that are kept
 END = -1  # between texts
 
 
