@@ -4,9 +4,9 @@ simulation, without a model.
     python benchmarks/budgets.py [--verify 0.1] [--rounds 800] [--seeds 3]
 
 Each round drafts a tree of two tokens behind every node, four deep. Of two siblings the first is right with a
-probability whose log odds lie around those of its regime (see stopping.py, whose regimes these are), the second with 0.4
-of what is left. The drafter is surer of itself than it should be. The clairvoyant rule knows the probability of every
-node and the rate of the long run; not what will be accepted.
+probability whose log odds lie around those of its regime (see stopping.py), the second with 0.4 of what is left. The
+drafter is surer of itself than it should be. The clairvoyant rule knows the probability of every node and the rate of
+the long run; not what will be accepted.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def clairvoyant(regime: str, costs: Costs, options: argparse.Namespace, seed: in
     """Its rate is found by trying again with the one it came to."""
     rate = 1.0
     for _ in range(6):
-        rate = played(lambda one, rate=rate: best_nodes(one, rate, costs), regime, costs, options, seed, None)
+        rate = played(lambda one, rate=rate: best_nodes(one, rate, costs), regime, costs, options, seed)
     return rate
 
 

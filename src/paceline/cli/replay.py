@@ -81,8 +81,8 @@ def _print(rows: list[dict[str, Any]], profiles: list[str]) -> None:
         pad_edge=False,
     )
     table.add_column("method", overflow="fold", min_width=19)
-    for title in ("measured", "predicted", "off by", "tau", *profiles[1:]):
-        table.add_column(title, justify="right", overflow="fold")
+    for column in ("measured", "predicted", "off by", "tau", *profiles[1:]):
+        table.add_column(column, justify="right", overflow="fold")
     for row in rows:
         measured, here = row["measured"], row["here"]
         table.add_row(
