@@ -26,7 +26,7 @@ BIN = 256  # tokens of context that count as one
 ENOUGH = 12  # passes of a width
 
 
-class Pass(NamedTuple):
+class TimedPass(NamedTuple):
     """A round of the run: its width, tokens in the cache, and seconds of the pass and of what is left."""
 
     width: int
@@ -91,16 +91,16 @@ def _drafter(method: str) -> str:
     return method if method == AR else split_method(method, POLICIES.__contains__)[0]
 
 
-def _passes(runs: Iterable[Run]) -> Iterator[Pass]:
+def _passes(runs: Iterable[Run]) -> Iterator[TimedPass]:
     for run in runs:
         for length, rounds, timings in zip(run.prompt_tokens, run.rounds or (), run.timings or (), strict=True):
             at = length - 1
             for (drafted, _, _, emitted), (_, verify, sample, other) in zip(rounds, timings, strict=True):
-                yield Pass(1 + drafted, at, verify + sample, other)
+                yield TimedPass(1 + drafted, at, verify + sample, other)
                 at += emitted
 
 
-def _medians(passes: Iterable[Pass]) -> dict[tuple[int, int], float]:
+def _medians(passes: Iterable[TimedPass]) -> dict[tuple[int, int], float]:
     """Seconds by bin of the context and width."""
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for one in passes:
@@ -108,7 +108,7 @@ def _medians(passes: Iterable[Pass]) -> dict[tuple[int, int], float]:
     return {key: median(seconds) for key, seconds in found.items() if len(seconds) >= ENOUGH}
 
 
-def _profile(passes: Sequence[Pass], llm: LLM) -> dict[str, Any]:
+def _profile(passes: Sequence[TimedPass], llm: LLM) -> dict[str, Any]:
     """What passes of the run took, as a profile. Widths that it did not have are those of the target's own costs, as
     much slower or faster as the others were.
     """
@@ -129,7 +129,7 @@ def _profile(passes: Sequence[Pass], llm: LLM) -> dict[str, Any]:
     }
 
 
-def _share(own: Sequence[Pass], whole: Sequence[Pass]) -> float:
+def _share(own: Sequence[TimedPass], whole: Sequence[TimedPass]) -> float:
     """Of a whole pass, those behind drafts of one drafter."""
     usual = _medians(whole)
     ratios = [

@@ -20,7 +20,7 @@ from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import OptionError
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
-from paceline.profiling.trace import FREE, SCORED, TOP, WHOLE, Draft, Source, TracedText
+from paceline.profiling.trace import FREE, SCORED, TOP, WHOLE, Source, TracedDraft, TracedText
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
@@ -68,7 +68,7 @@ class Heard:
         if drafter.competes:  # one that grows trees, from scores: a smaller one is part of a larger one
             grower: Any = drafter
             self.nodes, grower.max_candidates = grower.max_candidates, NODES
-        self.drafts: list[Draft] = []
+        self.drafts: list[TracedDraft] = []
         self.levels: list[list[float]] = []
         self.observed: list[float] = []
 
@@ -86,13 +86,13 @@ class Heard:
             self.levels.append([now() - began])
             depth = min(DEPTH, view.room)
             tree = self.drafter.propose(view, view.state.memory, depth, LEAST) if depth else tree
-            self.drafts.append(Draft.of(tree))
+            self.drafts.append(TracedDraft.of(tree))
             return
         listener.finish()
         self.levels.append(listener.levels)
         scores = [1.0 if score is None else score for score in tree.scores]
         likely = [node for node in range(1, len(tree)) if scores[node] >= LEAST]
-        self.drafts.append(Draft.of(tree.keep(likely), listener.beliefs))
+        self.drafts.append(TracedDraft.of(tree.keep(likely), listener.beliefs))
 
     def observe(self, view: Any, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         before = now()
@@ -113,7 +113,7 @@ class Heard:
         )
 
 
-class Recorder(Drafter):
+class TraceRecorder(Drafter):
     """Asks all sources each round, and drafts nothing, so that the next round is one token further."""
 
     source = "recorder"
@@ -184,7 +184,7 @@ def record(
     heard = {name: Heard(drafter) for name, drafter in sources.items()}
     if not heard:
         return {}
-    recorder = Recorder(list(heard.values()))
+    recorder = TraceRecorder(list(heard.values()))
     engine = Engine(recorder.target, recorder)
     for text in texts:
         request = Request(text.prompt, limit=len(text.output), policy=Fixed(k=DEPTH), script=text.output)

@@ -20,7 +20,7 @@ from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import DataError
-from paceline.profiling.trace import SCORED, Draft, Source, Trace
+from paceline.profiling.trace import SCORED, Source, Trace, TracedDraft
 from paceline.targets.cache import CacheShape, KVCache
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ class RecordedTarget:
 
 
 @dataclass
-class Place:
+class TracedPlace:
     """A request's state: which text it is, and how much of it is prompt."""
 
-    drafts: Sequence[Draft]
+    drafts: Sequence[TracedDraft]
     prompt: int
     budget: Budget | None = None
     length: int = 0
@@ -80,17 +80,17 @@ class Recorded:
         self.target, self.levels = target, self.about.levels
         self._texts = {tuple(text.prompt): text.drafts[name] for text in trace.texts}
 
-    def find(self, row: Row) -> Place:
+    def find(self, row: Row) -> TracedPlace:
         """Where the request begins. Raises DataError for a text that the trace does not have."""
         drafts = self._texts.get(tuple(row.ids))
         if drafts is None:
             raise DataError("a replay knows the texts of its trace only")
-        return Place(drafts, len(row.ids))
+        return TracedPlace(drafts, len(row.ids))
 
-    def draft(self, row: Row, place: Place) -> Draft:
+    def draft(self, row: Row, place: TracedPlace) -> TracedDraft:
         return place.drafts[len(row.ids) - place.prompt]
 
-    def tree(self, row: Row, draft: Draft, depth: int, least: float, nodes: int) -> TokenTree:
+    def tree(self, row: Row, draft: TracedDraft, depth: int, least: float, nodes: int) -> TokenTree:
         """The `nodes` best nodes that are no deeper than `depth` and score `least`."""
         tree, places = TokenTree.root(row.ids[-1]), {0: 0}
         for node, (token, parent, score) in enumerate(zip(draft.tokens, draft.parents, draft.scores, strict=True), 1):
@@ -111,10 +111,10 @@ class FreeSource(TreeDrafter):
         self.recorded, self.source = recorded, recorded.about.name
         self.max_candidates = min(self.max_candidates, recorded.about.nodes)
 
-    def remember(self, row: Row) -> Place:
+    def remember(self, row: Row) -> TracedPlace:
         return self.recorded.find(row)
 
-    def propose(self, row: Row, memory: Place, depth: int, min_score: float) -> TokenTree:
+    def propose(self, row: Row, memory: TracedPlace, depth: int, min_score: float) -> TokenTree:
         self.recorded.spend(self.recorded.levels[0])
         return self.recorded.tree(row, self.recorded.draft(row, memory), depth, min_score, self.max_candidates)
 
@@ -144,7 +144,7 @@ class PaidSource(Drafter):
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         [row] = rows
-        place: Place = row.state
+        place: TracedPlace = row.state
         draft, depth, policy = self.recorded.draft(row, place), 0, row.policy
         place.length = len(row.ids)
         least = 0.0 if place.budget is None else place.budget.min_score(1, self.recorded.levels[-1])
@@ -166,7 +166,7 @@ class PaidSource(Drafter):
             row.state.budget.observe(row.ids[row.state.length :])
 
     @staticmethod
-    def _best(draft: Draft) -> list[float]:
+    def _best(draft: TracedDraft) -> list[float]:
         """By level, the score of its best node."""
         best, depths = list[float](), [0]
         for parent, score in zip(draft.parents, draft.scores, strict=True):

@@ -24,7 +24,7 @@ TOP = 4  # probabilities kept of a draft distribution, beside its entropy
 
 
 @dataclass
-class Draft:
+class TracedDraft:
     """What a source drafts behind the output's first `n` tokens, at its largest.
 
     Attributes:
@@ -40,7 +40,7 @@ class Draft:
     beliefs: list[list[float]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, tree: TokenTree, beliefs: Sequence[Sequence[float]] = ()) -> Draft:
+    def of(cls, tree: TokenTree, beliefs: Sequence[Sequence[float]] = ()) -> TracedDraft:
         scores = [None if score is None else round(score, 5) for score in tree.scores[1:]]
         return cls(tree.tokens[1:], tree.parents[1:], scores, [list(belief) for belief in beliefs])
 
@@ -71,14 +71,14 @@ class Source:
 
 @dataclass
 class TracedText:
-    """A prompt, its output, and by source the `Draft` at each position of the output."""
+    """A prompt, its output, and by source the `TracedDraft` at each position of the output."""
 
     task: str
     id: str
     seed: int
     prompt: list[int]
     output: list[int]
-    drafts: dict[str, list[Draft]] = field(default_factory=dict)
+    drafts: dict[str, list[TracedDraft]] = field(default_factory=dict)
 
 
 @dataclass
@@ -154,5 +154,5 @@ def _header(values: Mapping[str, Any]) -> Header:
 
 
 def _text(values: Mapping[str, Any]) -> TracedText:
-    drafts = {name: [Draft(**draft) for draft in found] for name, found in values["drafts"].items()}
+    drafts = {name: [TracedDraft(**draft) for draft in found] for name, found in values["drafts"].items()}
     return TracedText(**{**values, "drafts": drafts})
