@@ -17,6 +17,7 @@ from paceline.decoding.sampling import SamplingParams
 from paceline.decoding.text import TextStream
 from paceline.drafters import DRAFTERS
 from paceline.drafters.dispatch import Dispatch
+from paceline.drafters.sharing import shared
 from paceline.drafting.shared_texts import REQUEST
 from paceline.errors import OptionError, require
 from paceline.policies import POLICIES
@@ -70,8 +71,7 @@ class LLM:
     def __init__(
         self, target: Target, drafter: Drafter, policy: Spec, verifier: str = "auto", tuned: Tuned | None = None
     ) -> None:
-        self.target, self.drafter, self.policy, self.verifier = target, drafter, policy, verifier
-        self.tuned = tuned
+        self.target, self.drafter, self.policy, self.verifier, self.tuned = target, drafter, policy, verifier, tuned
         self.engine = Engine(target, drafter)
         if tuned:
             tuned.apply(target, drafter)
@@ -239,8 +239,7 @@ def load(
         exact: True insists on greedy output being plain decoding's bit for bit, which the torch and native tiers
             promise in float32 on the CPU, the native one in bfloat16 too; False takes torch's own attention in the
             torch tier. Default: what the tier promises.
-        share: "process": drafters that can remember what earlier requests said, a bounded part of it. The speed of one
-            request then tells about the text of others. "request": each request has its own memory only.
+        share: "process": the drafter remembers some of what earlier requests said; "request": each has its own memory.
         fresh: leave out what `paceline tune` learned for this model.
         **source: of models by name: `revision`, `trust_remote_code`; `device_map`, `quantization_config` and
             `attn_implementation` as for `from_pretrained`; `adapter`, folder or hub id of a PEFT adapter, and
@@ -250,9 +249,8 @@ def load(
         OptionError: unknown drafter, policy or option; `exact` where it cannot be.
         ModelError: the model cannot be found, fetched or used.
     """
-    require(share == REQUEST or isinstance(drafter, str), "share is for drafters that are named")
+    drafter = shared(drafter, share)
     if isinstance(drafter, str):
-        drafter = shared(drafter, share)
         parse_method(drafter, policy)  # refuse bad names before a model is loaded
     unknown = sorted(set(source) - SOURCE)
     require(not unknown, f"load has no option {', '.join(unknown)}; there are {', '.join(sorted(SOURCE))}")
@@ -273,18 +271,6 @@ def parse_method(drafter: str, policy: str | None = None) -> tuple[Spec, Spec]:
     spec = POLICIES.parse(policy or chosen.cls.default_policy)
     spec.build()  # values are checked now, not at the first request
     return chosen, spec
-
-
-def shared(drafter: str, share: str) -> str:
-    """The drafter's string with the option `share`, unless that is the usual one; raises OptionError where it has no
-    memory to share.
-    """
-    if share == REQUEST:
-        return drafter
-    name, policy = split_method(drafter, POLICIES.__contains__)
-    kind = name.partition(":")[0]
-    require("share" in DRAFTERS.options(kind), f"{kind} has no memory that requests could share")
-    return f"{name}:share={share}" + (f"+{policy}" if policy else "")
 
 
 def _assemble(
