@@ -1,14 +1,29 @@
-"""What the rounds of a run say of passes that begin late."""
+"""What the rounds of a run say of passes that begin late, and of the time that choosing takes."""
 
 from __future__ import annotations
 
 import pytest
 
-from paceline.bench.tracing import TimedPass, _share
+from paceline.bench.tracing import TimedPass, _choosing, _share
+from paceline.profiling.trace import Source
 
 
 def test_the_share_of_a_pass_that_is_left() -> None:
-    whole = [TimedPass(width, 10, 1.0 + width, 0.0) for width in (1, 2, 3) for _ in range(12)]
-    late = [TimedPass(2, 20, 1.5, 0.0)] * 12 + [TimedPass(1, 20, 9.0, 0.0)] * 12 + [TimedPass(3, 20, 0.1, 0.0)]
+    whole = [TimedPass(width, 10, 1.0 + width, 0.0, 0.0) for width in (1, 2, 3) for _ in range(12)]
+    late = (
+        [TimedPass(2, 20, 1.5, 0.0, 0.0)] * 12
+        + [TimedPass(1, 20, 9.0, 0.0, 0.0)] * 12
+        + [TimedPass(3, 20, 0.1, 0.0, 0.0)]
+    )
     assert _share(late, whole) == pytest.approx(0.5)  # of width 2: one of width 1 is whole, a single one says little
     assert _share([], whole) == 1.0
+
+
+def test_what_choosing_takes() -> None:
+    head = Source("head", "whole", 4, "pace", [1.0, 0.5], 0.25)
+    look_up = Source("look-up", "free", 4, "fixed", [0.125], 0.0)
+    refused = [TimedPass(1, 10, 5.0, 1.5, 1.0)] * 12  # drafted, and not kept
+    never = [TimedPass(1, 10, 5.0, 0.01, 1.0)] * 30
+    assert _choosing([*refused, *never], [head], 0.25) == pytest.approx(0.5 + 0.5)
+    assert _choosing(never, [head], 0.25) == pytest.approx(0.5)
+    assert _choosing([TimedPass(1, 10, 5.0, 0.375, 0.0)] * 12, [look_up, head], 0.25) == pytest.approx(0.25)

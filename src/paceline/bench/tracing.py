@@ -12,7 +12,7 @@ from paceline.bench.methods import AR, is_baseline
 from paceline.errors import require
 from paceline.policies import POLICIES
 from paceline.profiling.record import record, sources_of
-from paceline.profiling.trace import Header, Measured, Trace, TracedText
+from paceline.profiling.trace import FREE, Header, Measured, Source, Trace, TracedText
 from paceline.registry import split_method
 from paceline.targets.costs import costs_of
 
@@ -27,11 +27,12 @@ ENOUGH = 12  # passes of a width
 
 
 class TimedPass(NamedTuple):
-    """A round of the run: its width, tokens in the cache, and seconds of the pass and of what is left."""
+    """A round of the run: its width, tokens in the cache, and seconds of the pass, of the draft and of what is left."""
 
     width: int
     context: int
     seconds: float
+    draft: float
     other: float
 
 
@@ -61,7 +62,8 @@ def write_trace(
         name: _share([one for method in methods if _drafter(method) == name for one in passes[method]], whole)
         for name in late
     }
-    target = llm.target
+    target, about = llm.target, record(sources, texts, shares)
+    overhead = median(one.other for one in passes[AR])
     header = Header(
         model=config.model,
         vocab=target.vocab_size,
@@ -69,8 +71,13 @@ def write_trace(
         tier=target.tier,
         machine=machine,
         profile=_profile(whole, llm),
-        overhead=median(one.other for one in passes[AR]),
-        sources=record(sources, texts, shares),
+        overhead=overhead,
+        choosing={
+            method: _choosing(passes[method], [about[part] for part in parts.get(name, [name])], overhead)
+            for method in methods
+            if (name := _drafter(method)) in about or name in parts
+        },
+        sources=about,
         parts=parts,
         measured={method: _measured(by_method[method]) for method in methods},
     )
@@ -95,8 +102,8 @@ def _passes(runs: Iterable[Run]) -> Iterator[TimedPass]:
     for run in runs:
         for length, rounds, timings in zip(run.prompt_tokens, run.rounds or (), run.timings or (), strict=True):
             at = length - 1
-            for (drafted, _, _, emitted), (_, verify, sample, other) in zip(rounds, timings, strict=True):
-                yield TimedPass(1 + drafted, at, verify + sample, other)
+            for (drafted, _, _, emitted), (draft, verify, sample, other) in zip(rounds, timings, strict=True):
+                yield TimedPass(1 + drafted, at, verify + sample, draft, other)
                 at += emitted
 
 
@@ -127,6 +134,16 @@ def _profile(passes: Sequence[TimedPass], llm: LLM) -> dict[str, Any]:
         "passes": {width: {"median": seconds} for width, seconds in sorted(first.items())},
         "contexts": {n: found for n, found in by_context.items() if len(found) > 1},
     }
+
+
+def _choosing(rounds: Sequence[TimedPass], sources: Sequence[Source], overhead: float) -> float:
+    """Seconds of a round that are neither its pass nor its sources': of rounds in which the sources were asked, and
+    nothing was drafted.
+    """
+    asked = sum(source.levels[0] for source in sources if source.levels and (source.kind == FREE or len(sources) == 1))
+    drafts = [one.draft for one in rounds if one.width == 1 and one.draft > asked / 2]
+    others = median(one.other for one in rounds) - overhead - sum(source.observe for source in sources)
+    return max(median(drafts) - asked if len(drafts) >= ENOUGH else 0.0, 0.0) + max(others, 0.0)
 
 
 def _share(own: Sequence[TimedPass], whole: Sequence[TimedPass]) -> float:

@@ -77,6 +77,7 @@ def project(trace: Trace, method: str, terms: Terms) -> dict[str, Measured]:
     """
     clock = MadeUpClock()
     target: Any = RecordedTarget(trace, terms.costs, clock)
+    target.overhead += trace.header.choosing.get(method, 0.0)
     set_costs(target, terms.costs)
     drafter, policy = _built(trace, method, target, terms)
     engine, sums = _Replayed(target, drafter), dict[str, Measured]()

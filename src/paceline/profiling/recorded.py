@@ -38,7 +38,11 @@ class RecordedTarget:
 
     def __init__(self, trace: Trace, costs: Costs, clock: MadeUpClock) -> None:
         self.name, self.vocab_size, self.context = trace.header.model, trace.header.vocab, trace.header.context
-        self.overhead, self.costs, self.clock = trace.header.overhead, costs, clock
+        self.overhead, self.costs, self.clock = (
+            trace.header.overhead,
+            costs,
+            clock,
+        )  # seconds of a round beside its pass
         self.share = 1.0  # of a whole pass, that drafters leave to do
 
     def check_fits(self, prompt: int, new: int) -> None:

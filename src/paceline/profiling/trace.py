@@ -99,6 +99,7 @@ class Header:
         machine: hardware and versions.
         profile: costs of passes as `targets.costs.read_passes` takes them, from the passes of the run itself.
         overhead: seconds of a plain round beside its pass.
+        choosing: by method, seconds of a round that its policy, gates and budgets take.
         sources: by drafter as it was written; the parts of a merged one as `METHOD/PART`.
         parts: of each merged drafter its sources, in their order.
         measured: by method and task.
@@ -111,6 +112,7 @@ class Header:
     machine: dict[str, Any]
     profile: dict[str, Any]
     overhead: float
+    choosing: dict[str, float]
     sources: dict[str, Source]
     parts: dict[str, list[str]]
     measured: dict[str, dict[str, Measured]]
