@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from paceline.decoding.engine import Engine
+from paceline.decoding.grammar import GrammarState, json_grammar, lark_grammar, new_matcher
 from paceline.decoding.request import Request
 from paceline.decoding.sampling import SamplingParams
 from paceline.decoding.text import TextStream
@@ -28,6 +29,7 @@ from paceline.registry import Spec, split_method
 from paceline.targets import AUTO, Target, load_target, make_target
 
 if TYPE_CHECKING:
+    from llguidance import LLMatcher
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from paceline.decoding.logprobs import Logprob
@@ -118,9 +120,11 @@ class LLM:
         return outputs if several else outputs[0]
 
     def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
-        """Continue requests as `Engine.run` does, on an engine that drafts predictions where there are any."""
-        predicted = any(request.prediction for request in requests)
-        return (self._predicting if predicted else self.engine).run(requests, batch)
+        """Continue requests as `Engine.run` does, on an engine that drafts predictions and what grammars force, where
+        there are any.
+        """
+        known = any(request.prediction or request.constraint for request in requests)
+        return (self._predicting if known else self.engine).run(requests, batch)
 
     @cached_property
     def _predicting(self) -> Engine:
@@ -189,6 +193,9 @@ class LLM:
         require((params.logprobs or 0) <= vocab, f"logprobs must be at most {vocab}, the size of the vocabulary")
         require(not params.stop or self.target.tokenizer is not None, "stop strings need a model with a tokenizer")
         eos = () if params.ignore_eos else self.target.eos if params.eos is None else params.eos
+        constraint = None
+        if params.constrained:
+            constraint = GrammarState(self._matcher(params, eos), vocab, eos, len(ids))
         return Request(
             ids,
             limit=params.max_new_tokens,
@@ -200,8 +207,13 @@ class LLM:
             seed=params.seed,
             verifier=self.verifier,
             logprobs=params.logprobs,
+            constraint=constraint,
             **more,
         )
+
+    def _matcher(self, params: SamplingParams, eos: Sequence[int]) -> LLMatcher:
+        grammar = json_grammar(params.json_schema) if params.grammar is None else lark_grammar(params.grammar)
+        return new_matcher(grammar, self.tokenizer, self.target.vocab_size, eos)
 
     @staticmethod
     def _output(request: Request) -> Output:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Option
 
 from paceline.drafters import DRAFTERS
+from paceline.errors import OptionError
 from paceline.policies import POLICIES
 from paceline.registry import split_method
 
@@ -159,12 +162,27 @@ class Sampling:
     seed: Annotated[
         int | None, _option("Sampling", "--seed", min=0, max=2**32 - 1, help="Makes sampling repeatable.")
     ] = None
+    json_schema: Annotated[
+        Path | None,
+        _option("Sampling", "--json-schema", metavar="FILE", help="The output is JSON that fits this schema."),
+    ] = None
+    grammar: Annotated[
+        Path | None,
+        _option("Sampling", "--grammar", metavar="FILE", help="The output matches this Lark grammar."),
+    ] = None
 
     def checked(self) -> dict[str, Any]:
         """Keyword arguments for `LLM.requests`. Raises OptionError for what is wrong, before a model is loaded."""
         from paceline.decoding.sampling import SamplingParams
 
         values = asdict(self) | {"stop": tuple(self.stop or ())}
+        try:
+            if self.json_schema:
+                values["json_schema"] = json.loads(self.json_schema.read_text("utf-8"))
+            if self.grammar:
+                values["grammar"] = self.grammar.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise OptionError(f"cannot read what the output must match: {error}") from error
         SamplingParams(**values)
         return values
 

@@ -17,6 +17,7 @@ from paceline.decoding.verify import Outcome, Verification, draw
 from paceline.errors import require
 
 if TYPE_CHECKING:
+    from paceline.decoding.grammar import GrammarState
     from paceline.drafting.tree import TokenTree
     from paceline.policies.base import StoppingPolicy
 
@@ -42,6 +43,7 @@ class Request:
         logprobs: record the target's log-probability of each output token, and so many of the likeliest beside it.
         drafter: which of a `Dispatch`'s drafters drafts for it; by default the first.
         prediction: tokens that the output is likely to have much of; a `Dispatch` drafts them.
+        constraint: the grammar that the output must match; a `Dispatch` drafts what it forces.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Request:
         logprobs: int | None = None,
         drafter: str | None = None,
         prediction: Sequence[int] = (),
+        constraint: GrammarState | None = None,
     ) -> None:
         require(len(ids) > 0, "the prompt is empty")
         require(limit >= 1, f"a request needs room for at least 1 new token, not {limit}")
@@ -72,14 +75,15 @@ class Request:
         self._script = None if script is None else [*self.ids, *script]
         self.drafter, self.prediction = drafter, prediction
         self.top, self.logprobs = logprobs, list[Logprob]()
-        self.processors = NodeProcessors(processors)
+        self.constraint = constraint
+        self.processors = NodeProcessors(processors, constraint.mask if constraint else None)
         self.noise = Noise(seed)
         policy.seed(self.noise.seed)
         self.stats = Stats(self.prompt_length)
         self.slot = NEW
         self.state: Any = None
         self.finish_reason: str | None = None
-        self.error: Exception | None = None  # why it could not begin
+        self.error: Exception | None = None  # why it could not begin or go on
         self.joined = 0.0  # when it got its row, by the clock that measures rounds
         self.last: tuple[TokenTree, list[int]] | None = None  # the latest round's tree and its accepted nodes
         self._unread: list[Piece] = []
@@ -164,6 +168,9 @@ class Request:
         return pieces
 
     def _finished(self, token: int, source: str) -> str | None:
+        if self.constraint and self.constraint.error:
+            self.error = self.constraint.error
+            return FAILED
         if token in self.eos:
             return "eos"
         if self.text is not None:

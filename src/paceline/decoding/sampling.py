@@ -18,6 +18,9 @@ from paceline.errors import require
 #: A logits processor as transformers has them: of ids `[rows, length]` and scores `[rows, vocab]`.
 Processor = Callable[[Any, Tensor], Any]
 
+#: Refuses tokens: of scores `[nodes, vocab]`, a history and the nodes' paths behind it.
+Mask = Callable[[Tensor, list[int], Sequence[list[int]]], Tensor]
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -33,9 +36,12 @@ class SamplingParams:
         logprobs: record each output token's log-probability, and so many of the likeliest beside it.
         stop: string or strings that end the output; the text ends before it, the tokens with the one that completes it.
         seed: of a request's random numbers; None draws one. In a batch, request i gets seed + i.
+        json_schema: the output is JSON that fits this schema, written as `json.dumps` does, keys in the schema's order.
+        grammar: the output matches this grammar, a Lark text as llguidance reads it. A token is chosen among those that
+            the grammar allows, by the target's distribution over them. Either ends the output when it is complete.
 
     Raises:
-        OptionError: for a value out of range.
+        OptionError: for a value out of range, or options that do not go together.
     """
 
     max_new_tokens: int = 128
@@ -54,6 +60,8 @@ class SamplingParams:
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
+    json_schema: Mapping[str, Any] | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         require(self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
@@ -76,6 +84,16 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         require(all(self.stop), "a stop string must not be empty")
+        require(self.json_schema is None or self.grammar is None, "json_schema and grammar exclude each other")
+        if self.constrained:
+            others = ("min_new_tokens", "ignore_eos", "no_repeat_ngram_size")  # might leave no token at all
+            wrong = [name for name in others if getattr(self, name)]
+            require(not wrong, f"{', '.join(wrong)}: not with a grammar or a JSON schema, which says where it ends")
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the output must match something."""
+        return self.json_schema is not None or self.grammar is not None
 
     def processors(self, prompt_length: int, eos: Sequence[int], device: torch.device) -> Sequence[Processor]:
         """In the order in which transformers' `generate` applies them; what it does not have comes first."""
@@ -90,12 +108,15 @@ class SamplingParams:
 class NodeProcessors:
     """Logits processors that score the nodes of a tree, each with its own history.
 
+    Args:
+        mask: comes before all of them.
+
     Raises:
         OptionError: for a processor that cannot work on trees.
     """
 
-    def __init__(self, processors: Sequence[Processor]) -> None:
-        self.processors = processors
+    def __init__(self, processors: Sequence[Processor], mask: Mask | None = None) -> None:
+        self.processors, self._mask = processors, mask
         self._history_free: tuple[type, ...] = ()
         if not processors:
             return
@@ -109,13 +130,15 @@ class NodeProcessors:
             )
 
     def __bool__(self) -> bool:
-        return bool(self.processors)
+        return bool(self.processors) or self._mask is not None
 
     def __call__(
         self, logits: Float[Tensor, "nodes vocab"], history: list[int], paths: Sequence[list[int]]
     ) -> Float[Tensor, "nodes vocab"]:
         """Scores of nodes whose histories are `history + paths[node]`."""
         scores = logits.float()
+        if self._mask:
+            scores = self._mask(scores, history, paths)
         for processor in self.processors:
             if isinstance(processor, self._history_free):
                 scores = processor(None, scores)  # it does not look

@@ -19,6 +19,8 @@ from paceline.targets.target import PassOutput, Target
 
 log = logging.getLogger("paceline")
 
+GRAMMAR = "grammar"  # the source of tokens that are forced
+
 Hidden = dict[int, Float[Tensor, "tokens hidden"]]
 
 
@@ -72,6 +74,8 @@ class Desk:
             seat.asked = chosen[at] == self.name and trees[at].drafted == 0
             seat.tree, seat.places = trees[at], [0]
         for seat, tree in zip(self.seats, self.drafter.draft(self.seats), strict=True):
+            if seat.row.constraint and not self.shared:
+                tree = tree.without(seat.row.constraint.refused(seat.row.ids, tree))
             seat.tree = tree.best_chain() if self.drafter.target.chains_only else tree  # as the engine has it
             if seat.asked:
                 trees[seat.row.slot], seat.places = seat.tree, list(range(len(seat.tree)))
@@ -98,8 +102,9 @@ class Dispatch(Drafter):
 
     A drafter sees its own requests only, in rows 0, 1, … of its own buffers. One that drafts on the target's cache
     must be the first, and sees every request, not asked where another drafts. What a request predicts is drafted before
-    anything else is. A drafter that fails leaves its requests to plain decoding and the log says so; it is used again
-    when all of the batch have ended.
+    anything else is. Where a grammar leaves no choice, its tokens join what was drafted, and candidates that it refuses
+    are left out. A drafter that fails leaves its requests to plain decoding and the log says so; it is used again when
+    all of the batch have ended.
 
     Raises:
         OptionError: a drafter that drafts on the target's cache is not the first.
@@ -125,7 +130,7 @@ class Dispatch(Drafter):
 
     # -- rows ------------------------------------------------------------------------------------------------------
     def max_nodes(self, depth: int) -> int:
-        return max(desk.drafter.max_nodes(depth) for desk in self.desks.values())
+        return max(desk.drafter.max_nodes(depth) for desk in self.desks.values()) + depth  # that are forced
 
     def start(self, cache: KVCache) -> None:
         self._rows = 0
@@ -171,7 +176,19 @@ class Dispatch(Drafter):
                     desk.draft(rows, trees, predicting if name == Prediction.source else chosen)
                 except Exception as error:
                     desk.close("a draft", error)
-        return trees
+        return [self._with_forced(row, tree) for row, tree in zip(rows, trees, strict=True)]
+
+    def _with_forced(self, row: Row, tree: TokenTree) -> TokenTree:
+        """A drafter's tree, and the tokens that there is no way around."""
+        most = min(row.room, row.policy.limit)
+        if not row.constraint or most < 1 or (self.target.chains_only and tree.drafted):
+            return tree
+        forced = row.constraint.forced(row.ids, most)
+        if not forced:
+            return tree
+        both = tree.keep(range(1, len(tree)))  # the drafter goes on seeing its own
+        both.add_path(forced, GRAMMAR)
+        return both
 
     def enter(
         self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache

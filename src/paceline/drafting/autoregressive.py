@@ -51,7 +51,8 @@ class AutoregressiveDrafter(Drafter):
     def _extend(self, row: Row, tree: TokenTree, step: Step, depth: int) -> bool:
         """Append the next token unless the policy stops; True if the row wants yet another."""
         logits, hidden = self.own(row, step.logits[row.slot]), None if step.hidden is None else step.hidden[row.slot]
-        q = self.distribution(row, logits, tree.tokens[1:]) if row.sampling or row.policy.reads_q else None
+        reads_q = row.sampling or row.policy.reads_q or row.constraint
+        q = self.distribution(row, logits, tree.tokens[1:]) if reads_q else None
         if not self.keeps(row, q, depth, hidden):  # before the draw: it must not depend on the token
             return False
         token = self.best(row, logits) if q is None or row.plain else row.draw(q)

@@ -20,6 +20,18 @@ from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
 
 
+class Constraint(Protocol):
+    """What a request's output must match."""
+
+    def refused(self, ids: list[int], tree: TokenTree) -> set[int]:
+        """The nodes of a tree that cannot become output after `ids`, whose last token is its root."""
+        ...
+
+    def forced(self, ids: list[int], most: int) -> list[int]:
+        """What must come after `ids`, as far as there is no choice; at most `most` tokens."""
+        ...
+
+
 class Row(Protocol):
     """A request as a drafter sees it."""
 
@@ -29,6 +41,7 @@ class Row(Protocol):
     sampling: bool  # False: greedy decoding, where a drafter proposes its argmax
     drafter: str | None  # which of several it asked for, by name
     prediction: Sequence[int]  # tokens that its output is likely to have much of; often none
+    constraint: Constraint | None
 
     @property
     def slot(self) -> int:

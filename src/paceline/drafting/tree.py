@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,6 +68,15 @@ class TokenTree:
             parent = place[self.parents[node]]
             place[node] = kept.add(self.tokens[node], parent, self.sources[node], self.q[node], self.scores[node])
         return kept
+
+    def without(self, nodes: Collection[int]) -> TokenTree:
+        """The tree without these nodes, as far as they may be left out, which those without a score may not."""
+        kept, needed = list[int](), set[int]()
+        for node in range(len(self) - 1, 0, -1):
+            if node in needed or node not in nodes or self.scores[node] is None or self.q[node] is not None:
+                kept.append(node)
+                needed.add(self.parents[node])
+        return self if len(kept) == self.drafted else self.keep(kept[::-1])
 
     def best_chain(self) -> TokenTree:
         """The path that promises the most accepted tokens, for a target that reads chains only.
