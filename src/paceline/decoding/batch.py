@@ -113,6 +113,13 @@ class RunningBatch:
         self._cache = None  # what there was is free before there is more
         self._cache, self._followed = self.target.new_cache(rows, slots), False
 
+    def touch(self) -> None:
+        """Have the system give all of the cache's memory now, and that of the prefixes: it comes when first written."""
+        for tensor in self._allocated.tensors:
+            tensor.zero_()
+        if self.prefixes:
+            self.prefixes.allocate(self._allocated)
+
     def _release(self) -> None:
         """Give the cache back, when nobody needs it and it may be of another size next time."""
         if self.idle and not self._fixed and not self._runs:

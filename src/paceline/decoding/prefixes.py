@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
+from paceline.decoding.blocks import Hidden, TokenBlocks
 from paceline.errors import require
 from paceline.targets.layered import LayeredCache
 
@@ -18,20 +17,18 @@ if TYPE_CHECKING:
 
 LEAST = 8  # tokens worth copying: nearly all chats have a few in common
 
-Hidden = Mapping[int, Float[Tensor, "tokens hidden"]]
-
 
 class Kept(NamedTuple):
     """A text that was decoded.
 
     Attributes:
-        store: its keys and values, `[layers, 2, kv_heads, tokens, head_dim]`.
-        hidden: by tap, what drafters want of every token of a prompt.
+        blocks: where its keys, values and hidden states are.
+        taps: the hidden states that drafters want of every token of a prompt.
     """
 
     ids: list[int]
-    store: Tensor
-    hidden: Hidden
+    blocks: list[int]
+    taps: frozenset[int]
 
 
 class Reused(NamedTuple):
@@ -61,6 +58,7 @@ class PrefixStore:
         require(tokens >= 1, f"a store of prefixes needs room for at least 1 token, not {tokens}")
         self.limit, self.hits, self.queries = tokens, 0, 0  # tokens found and asked for, of all prompts
         self._kept: list[Kept] = []
+        self._blocks = TokenBlocks(tokens)
         self._traces: dict[Request, list[Hidden]] = {}  # hidden states of those that decode
 
     @property
@@ -77,17 +75,15 @@ class PrefixStore:
         if isinstance(row, LayeredCache):
             return NOTHING
         self.queries += len(ids)
-        able = [kept for kept in self._kept if set(taps) <= set(kept.hidden)]
+        able = [kept for kept in self._kept if kept.taps.issuperset(taps)]
         common = {index: _common(ids, kept.ids) for index, kept in enumerate(able)}
         best = max(common, key=lambda index: common[index], default=0)
         if not common or (count := common[best]) < LEAST:
             return NOTHING
         kept = able[best]
-        row.store[:, :, 0, :, :count] = kept.store[:, :, :, :count]
-        row.lengths[0] = count
         self._kept = [*(other for other in self._kept if other is not kept), kept]
         self.hits += count
-        return Reused(count, {tap: kept.hidden[tap][:count] for tap in taps})
+        return Reused(count, self._blocks.get(kept.blocks, count, row, taps))
 
     # -- requests that decode --------------------------------------------------------------------------------------
     def begin(self, request: Request, hidden: Hidden) -> None:
@@ -108,10 +104,20 @@ class PrefixStore:
         if len(ids) > self.limit or any(_common(ids, kept.ids) == len(ids) for kept in self._kept):
             return
         hidden = {tap: torch.cat([part[tap] for part in trace])[: len(ids)] for tap in trace[0]}
-        self._kept = [kept for kept in self._kept if _common(kept.ids, ids) < len(kept.ids)]  # which this one continues
-        self._kept.append(Kept(ids, row.store[:, :, 0, :, : len(ids)].clone(), hidden))
-        while self.tokens > self.limit:
-            del self._kept[0]
+        for kept in [kept for kept in self._kept if _common(kept.ids, ids) == len(kept.ids)]:
+            self._forget(kept)  # this one continues it
+        while self.tokens + len(ids) > self.limit or not self._blocks.fits(len(ids)):
+            self._forget(self._kept[0])
+        self._kept.append(Kept(ids, self._blocks.put(row, len(ids), hidden), frozenset(hidden)))
+
+    def _forget(self, kept: Kept) -> None:
+        self._kept.remove(kept)
+        self._blocks.give_back(kept.blocks)
+
+    def allocate(self, cache: KVCache) -> None:
+        """Take the memory for keys and values now, not as texts come."""
+        if not isinstance(cache, LayeredCache):
+            self._blocks.like(cache).zero_()
 
     def drop(self, request: Request) -> None:
         """A request failed: nobody knows what is in its row."""

@@ -119,6 +119,8 @@ class Worker:
 
     # -- from other threads ----------------------------------------------------------------------------------------
     def start(self) -> None:
+        """Begin to work, with all the memory that it takes: none is missing later."""
+        self.engine.touch()
         self._thread.start()
 
     @property
