@@ -192,10 +192,10 @@ class LLM:
         require(not bad, f"token id {bad[:1]} is outside the vocabulary of {vocab}")
         require((params.logprobs or 0) <= vocab, f"logprobs must be at most {vocab}, the size of the vocabulary")
         require(not params.stop or self.target.tokenizer is not None, "stop strings need a model with a tokenizer")
-        eos = () if params.ignore_eos else self.target.eos if params.eos is None else params.eos
+        eos = self._eos(params)
         constraint = None
         if params.constrained:
-            constraint = GrammarState(self._matcher(params, eos), vocab, eos, len(ids))
+            constraint = GrammarState(self.matcher(params), vocab, eos, len(ids))
         return Request(
             ids,
             limit=params.max_new_tokens,
@@ -211,9 +211,13 @@ class LLM:
             **more,
         )
 
-    def _matcher(self, params: SamplingParams, eos: Sequence[int]) -> LLMatcher:
-        grammar = json_grammar(params.json_schema) if params.grammar is None else lark_grammar(params.grammar)
-        return new_matcher(grammar, self.tokenizer, self.target.vocab_size, eos)
+    def _eos(self, params: SamplingParams) -> Sequence[int]:
+        return () if params.ignore_eos else self.target.eos if params.eos is None else params.eos
+
+    def matcher(self, params: SamplingParams) -> LLMatcher:
+        """A parser of what the output must match; raises OptionError when there can be none."""
+        grammar = lark_grammar(params.grammar or "") if params.json_schema is None else json_grammar(params.json_schema)
+        return new_matcher(grammar, self.tokenizer, self.target.vocab_size, self._eos(params))
 
     @staticmethod
     def _output(request: Request) -> Output:

@@ -166,7 +166,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("more", "named"),
         [
-            ({"response_format": {"type": "json_object"}}, "response_format"),
             ({"tool_choice": "required"}, "tool_choice"),
             ({"top_logprobs": 2}, "top_logprobs"),
             ({"messages": []}, "messages"),

@@ -113,6 +113,7 @@ class RunningBatch:
         self._cache = None  # what there was is free before there is more
         self._cache, self._followed = self.target.new_cache(rows, slots), False
 
+    @torch.inference_mode()
     def touch(self) -> None:
         """Have the system give all of the cache's memory now, and that of the prefixes: it comes when first written."""
         for tensor in self._allocated.tensors:

@@ -91,7 +91,7 @@ class Service:
             raise HTTPException(404, f"model: there is no '{body.model}' here, but '{self.model}'")
         make = self.desk.requests(body, prompts, prediction)
         chat = isinstance(body, ChatRequest)
-        tools = isinstance(body, ChatRequest) and bool(body.tools) and body.tool_choice == "auto"
+        tools = isinstance(body, ChatRequest) and body.uses_tools
         trace = body.paceline.trace
         choices = [
             AnswerChoice(at * body.n + n, chat=chat, tools=tools, logprobs=body.top is not None, trace=trace, echo=echo)
@@ -214,6 +214,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> Response:
         ids = await run_in_threadpool(desk.conversation, body)
+        await run_in_threadpool(desk.check_format, body)
         prediction = await run_in_threadpool(desk.encode, body.prediction.text, False) if body.prediction else []
         return await service.complete(request, body, [ids], prediction, [""])
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
+from paceline.serve.tools import calls_grammar
+
 MOST_STOPS, MOST_CHOICES, MOST_LOGPROBS = 16, 128, 20
 
 Tokens = list[Annotated[int, Field(ge=0)]]
@@ -51,8 +53,24 @@ class PredictedContent(Strict):
         return joined(self.content)
 
 
-class ResponseFormat(Strict):
+class NamedSchema(Strict):
+    name: str = ""
+    description: str | None = None
+    body: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    strict: bool = True  # it always is
+
+
+class TextFormat(Strict):
     type: Literal["text"]
+
+
+class JsonFormat(Strict):
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
 
 
 class Message(Strict):
@@ -73,11 +91,21 @@ class Function(Strict):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool = False
 
 
 class Tool(Strict):
     type: Literal["function"]
     function: Function
+
+
+class FunctionName(Strict):
+    name: str
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: FunctionName
 
 
 class Common(Strict):
@@ -137,8 +165,11 @@ class ChatRequest(Common):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     tools: list[Tool] = []
-    tool_choice: Literal["none", "auto"] = "auto"
-    response_format: ResponseFormat = ResponseFormat(type="text")
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+    response_format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] = TextFormat(
+        type="text"
+    )
     prediction: PredictedContent | None = None
 
     @model_validator(mode="after")
@@ -146,6 +177,43 @@ class ChatRequest(Common):
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self
+
+    @model_validator(mode="after")
+    def _formats_can_be_kept(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools]
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice: there are no tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice: there is no tool '{self.tool_choice.function.name}'")
+        if names and self.tool_choice == "auto" and any(tool.function.strict for tool in self.tools):
+            raise ValueError("tools: strict calls need a tool_choice, required or a name")
+        if names and self.tool_choice != "none" and self.response_format.type != "text":
+            raise ValueError("response_format cannot be combined with tools, unless tool_choice is none")
+        if self.must_match and (self.min_tokens or self.ignore_eos):
+            raise ValueError("response_format and tool_choice say where the answer ends: no min_tokens or ignore_eos")
+        return self
+
+    @property
+    def uses_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def must_match(self) -> dict[str, Any]:
+        """Fields of `SamplingParams` that say what the answer must look like."""
+        wanted = self.response_format
+        if isinstance(wanted, JsonFormat):
+            return {"json_schema": {"type": "object"}}
+        if isinstance(wanted, SchemaFormat):
+            return {"json_schema": wanted.json_schema.body}
+        if not self.tools or self.tool_choice in ("none", "auto"):
+            return {}
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        functions = [tool.function for tool in self.tools if named in (None, tool.function.name)]
+        schemas = {function.name: function.parameters or {"type": "object"} for function in functions}
+        return {"grammar": calls_grammar(schemas, several=self.parallel_tool_calls)}
+
+    def sampling(self) -> dict[str, Any]:
+        return super().sampling() | self.must_match
 
     @property
     def new_tokens(self) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.api import LLM
+from paceline.decoding.sampling import SamplingParams
 from paceline.errors import ContextOverflow, OptionError, require
 from paceline.policies import POLICIES
 
@@ -61,8 +62,14 @@ class FrontDesk:
         return list(ids)
 
     def conversation(self, body: ChatRequest) -> list[int]:
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tool_choice == "auto" else []
+        hidden: Any = {"function": {"strict"}}  # of no account to the template
+        tools = [tool.model_dump(exclude_none=True, exclude=hidden) for tool in body.tools] if body.uses_tools else []
         return self.chat(body.messages, tools)
+
+    def check_format(self, body: ChatRequest) -> None:
+        """Whether the answer can be what it must be; what that takes is then ready for the engine's thread."""
+        if body.must_match:
+            self.llms[self.default].matcher(SamplingParams(**body.must_match))
 
     def requests(
         self, body: Common, prompts: Sequence[list[int]], prediction: Sequence[int] = ()

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
+from paceline.decoding.grammar import STYLE
+
 BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+def calls_grammar(schemas: Mapping[str, Mapping[str, Any]], several: bool) -> str:
+    """The Lark grammar of one call or more, and nothing else.
+
+    Args:
+        schemas: of the arguments, by the tools' names.
+        several: whether there may be more than one.
+    """
+    lines = ["start: call" + (r' ("\n" call)*' if several else "")]
+    lines += ["call: " + " | ".join(f"call{at}" for at in range(len(schemas)))]
+    for at, (name, schema) in enumerate(schemas.items()):
+        before = f'{BEGIN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+        lines += [f"call{at}: {json.dumps(before)} arguments{at} {json.dumps('}' + chr(10) + END)}"]
+        lines += [f"arguments{at}: %json {json.dumps({**schema, 'x-guidance': STYLE})}"]
+    return "\n".join(lines)
 
 
 class ToolText:

@@ -224,8 +224,11 @@ class Worker:
             if request not in job.told:
                 continue
             if request.error:
-                log.error("a prompt could not be read", exc_info=request.error)
-                job.tell(RoundFailed(f"the prompt could not be read: {type(request.error).__name__}"))
+                failure = request.error
+                if not isinstance(failure, PacelineError):
+                    log.error("a prompt could not be read", exc_info=failure)
+                    failure = RoundFailed(f"the prompt could not be read: {type(failure).__name__}")
+                job.tell(failure)
                 self._give_up(job)
                 return
             told, done = job.told[request], request.finish_reason is not None
