@@ -1,10 +1,12 @@
 """Random load on a running server: every answer is what the offline engine gives, whatever happens around it.
 
     paceline serve & python benchmarks/serve_soak.py --url http://127.0.0.1:8000 --pid $! [--requests 500] [--fuzz 1000]
+    paceline serve & python benchmarks/serve_soak.py --pid $! --minutes 30     # again and again: memory must stay flat
 
-Requests arrive at random, with lengths, drafters, seeds and temperatures at random; one in five vanishes in the middle
-of its stream, and hostile bodies come between them. Then each answer is compared with the same model's own, token ids
-on tiers that are exact. Fails on a difference, a status of 500, or a row that is still taken at the end.
+Requests arrive at random, with lengths, drafters, seeds, temperatures and grammars at random; one in five vanishes in
+the middle of its stream, and hostile bodies come between them. Then each answer is compared with the same model's own,
+token ids on tiers that are exact. Fails on a difference, a status of 500, a row that is still taken at the end, or when
+the server's memory grows by more than 3 % after the first third of the time.
 """
 
 from __future__ import annotations
@@ -45,13 +47,16 @@ WORDS = [
     "swap",
     "again",
 ]
+RIDER = {"type": "object", "properties": {"name": {"type": "string"}, "turns": {"type": "integer"}}, "required": ["name"]}
 JUNK: list[Any] = [None, -1, 0, 1e308, "", "x" * 3000, [], {}, [[]], True, {"a": 1}, "\x00", [None], 2**70]
 
 
 def drawn(pick: random.Random, drafters: list[str], seed: int) -> dict[str, Any]:
     """A request that can be repeated offline."""
     method = pick.choice([{"drafter": pick.choice(drafters)}, {"speculate": False}, {}])
-    return {
+    schema = {"type": "json_schema", "json_schema": {"name": "rider", "schema": RIDER}}
+    formats = {"response_format": schema} if pick.random() < 0.2 else {}
+    return formats | {
         "messages": [{"role": "user", "content": " ".join(pick.choices(WORDS, k=int(2 ** pick.uniform(1, 9))))}],
         "max_tokens": int(2 ** pick.uniform(0, 7)),
         "temperature": pick.choice([0, 0, 0.8]),
@@ -136,18 +141,26 @@ def main() -> int:
     parser.add_argument("--fuzz", type=int, default=500, help="hostile bodies")
     parser.add_argument("--concurrency", type=int, default=12)
     parser.add_argument("--rate", type=float, default=20.0, help="arrivals a second")
+    parser.add_argument("--minutes", type=float, default=0.0, help="repeat the load for so long")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
     drafters = httpx.get(f"{options.url}/v1/models").json()["data"][0]["drafters"]
-    before, began = resident(options.pid), time.perf_counter()
-    answers, faults = asyncio.run(load(options, drafters))
-    seconds = time.perf_counter() - began
-    print(f"{len(answers)} answers in {seconds:.0f} s; {before:.0f} MB before, {resident(options.pid):.0f} MB after")
+    began, answers, faults, memory = time.perf_counter(), [], [], list[tuple[float, float]]()
+    while not memory or memory[-1][0] < 60 * options.minutes:
+        some, wrong = asyncio.run(load(options, drafters))
+        answers, faults = some, [*faults, *wrong]  # of the last run are compared
+        memory.append((time.perf_counter() - began, resident(options.pid)))
+        print(f"{len(some)} answers, {memory[-1][0]:.0f} s, {memory[-1][1]:.0f} MB", flush=True)
+        options.seed += 1
+    settled = [held for seconds, held in memory if seconds >= memory[-1][0] / 3]
+    if len(settled) > 1 and settled[-1] > 1.03 * settled[0]:
+        faults.append(f"memory has grown: {settled[0]:.0f} MB, {settled[-1]:.0f} MB")
 
     llm = paceline.load(options.model, drafter="none")
     for body, choice in answers:
         sampling = {"max_new_tokens": body["max_tokens"], "temperature": body["temperature"], "seed": body["seed"]}
+        sampling["json_schema"] = RIDER if "response_format" in body else None
         if llm.generate(body["messages"], **sampling).tokens != choice["paceline"]["tokens"]:
             faults.append(f"another answer than offline: {body}")
     print(f"target tier {llm.target.tier}, exact: {llm.target.exact}; {len(faults)} faults")

@@ -26,7 +26,12 @@ class Bicycle(pydantic.BaseModel):
     wheels: list[Wheel] = pydantic.Field(max_length=2)
 
 
-RIDE = {"properties": {"to": {"$ref": "#/$defs/x"}}, "required": ["to"], "$defs": {"x": {"enum": ["a", "b"]}}}
+RIDE = {
+    "properties": {"to": {"$ref": "#/$defs/x"}},
+    "required": ["to"],
+    "additionalProperties": False,
+    "$defs": {"x": {"enum": ["a", "b"]}},
+}
 TOOLS: Any = [
     {"type": "function", "function": {"name": "ride", "strict": True, "parameters": RIDE}},
     {"type": "function", "function": {"name": 'say "é"', "parameters": {"enum": [{"at": 1}]}}},

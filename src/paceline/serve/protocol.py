@@ -210,7 +210,7 @@ class ChatRequest(Common):
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         functions = [tool.function for tool in self.tools if named in (None, tool.function.name)]
         schemas = {function.name: function.parameters or {"type": "object"} for function in functions}
-        return {"grammar": calls_grammar(schemas, several=self.parallel_tool_calls)}
+        return {"grammar": calls_grammar(schemas, several=self.parallel_tool_calls and named is None)}
 
     def sampling(self) -> dict[str, Any]:
         return super().sampling() | self.must_match

@@ -24,7 +24,7 @@ def calls_grammar(schemas: Mapping[str, Mapping[str, Any]], several: bool) -> st
     for at, (name, schema) in enumerate(schemas.items()):
         before = f'{BEGIN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
         lines += [f"call{at}: {json.dumps(before)} arguments{at} {json.dumps('}' + chr(10) + END)}"]
-        lines += [f"arguments{at}: %json {json.dumps({**schema, 'x-guidance': STYLE})}"]
+        lines += [f"arguments{at}: %json {json.dumps({'type': 'object', **schema, 'x-guidance': STYLE})}"]
     return "\n".join(lines)
 
 
