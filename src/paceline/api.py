@@ -187,11 +187,11 @@ class LLM:
         return ready(cast("StoppingPolicy", self.policy.build()), self.drafter)
 
     def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None, **more: Any) -> Request:
-        ids, vocab = self.encode(prompt, chat), self.target.vocab_size
+        ids, vocab, tokenizer = self.encode(prompt, chat), self.target.vocab_size, self.target.tokenizer
         bad = [token for token in [*ids, *(params.logit_bias or ()), *more["prediction"]] if not 0 <= token < vocab]
         require(not bad, f"token id {bad[:1]} is outside the vocabulary of {vocab}")
         require((params.logprobs or 0) <= vocab, f"logprobs must be at most {vocab}, the size of the vocabulary")
-        require(not params.stop or self.target.tokenizer is not None, "stop strings need a model with a tokenizer")
+        require(not params.stop or tokenizer is not None, "stop strings need a model with a tokenizer")
         eos = self._eos(params)
         constraint = None
         if params.constrained:
@@ -203,7 +203,7 @@ class LLM:
             processors=params.processors(len(ids), eos, self.target.device),
             sampling=params.temperature > 0,
             eos=eos,
-            text=TextStream(self.target.tokenizer, params.stop) if self.target.tokenizer else None,
+            text=TextStream(tokenizer, params.stop, params.min_new_tokens) if tokenizer else None,
             seed=params.seed,
             verifier=self.verifier,
             logprobs=params.logprobs,

@@ -143,3 +143,13 @@ def test_text_is_decoded_once_a_token() -> None:
     stream = TextStream(tokenizer)  # type: ignore[arg-type]
     assert "".join(map(stream.push, byte_ids(text))) + stream.flush() == text
     assert tokenizer.calls < 1.1 * len(text)
+
+
+def test_stop_strings_in_spared_tokens() -> None:
+    """Those in the text of the first tokens do not count, nor do those that begin there."""
+    tokenizer = byte_tokenizer()
+    stream = TextStream(tokenizer, ["ab"], least=3)
+    pieces = [stream.push(token) for token in tokenizer.encode("ababab")]
+    assert pieces == ["a", "b", "a", "b", "", ""]
+    assert stream.stopped
+    assert stream.text == "abab"

@@ -47,6 +47,15 @@ class TestDraftModel:
         assert rate(run(target, DraftModel(target, model=target))) == 1
         assert rate(run(target, DraftModel(target, model=target), sampling=True, seed=0, verifier="rejection")) == 1
 
+    def test_long_prompts_are_read_between_rounds(self, target: BlockTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Their requests are decoded plainly meanwhile; nobody else waits."""
+        monkeypatch.setattr("paceline.drafters.draft_model.PREFILL_CHUNK", 6)
+        requests = run(target, DraftModel(target, model=target))
+        assert [record.drafted for record in requests[2].stats.rounds[:4]] == [0, 0, 0, 4]  # 20 tokens
+        assert rate(requests) == 1
+        for request in requests:
+            assert request.output == hf_greedy(target.model, request.ids[: request.prompt_length], NEW)
+
     def test_a_worse_model_is_right_less_often(self, target: BlockTarget) -> None:
         rates = [
             rate(run(target, DraftModel(target, model=BlockTarget(perturbed(small_llama(), noise)))))

@@ -38,9 +38,7 @@ def lark_grammar(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
-def new_matcher(
-    grammar: str, tokenizer: PreTrainedTokenizerBase, vocab: int, eos: Collection[int]
-) -> LLMatcher:
+def new_matcher(grammar: str, tokenizer: PreTrainedTokenizerBase, vocab: int, eos: Collection[int]) -> LLMatcher:
     """A parser at the grammar's beginning. The first for a tokenizer takes about a second.
 
     Args:

@@ -27,6 +27,7 @@ class SamplingParams:
     """How to generate. Names and meanings are those of transformers' GenerationConfig, or of the OpenAI API.
 
     Args:
+        min_new_tokens: before which neither an end-of-sequence token nor a stop string ends the output.
         temperature: 0 is greedy decoding.
         presence_penalty: taken off the logit of every token of the output.
         frequency_penalty: the same, for each time it stands there.

@@ -23,10 +23,14 @@ class TextStream:
 
     `push` takes a token and returns the text that has become certain: never half a character, never what may turn
     out to be the beginning of a stop string. `stopped` tells that a stop string has appeared; the text ends before it.
+
+    Args:
+        least: tokens whose text is not looked at for stop strings.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), least: int = 0) -> None:
         self.tokenizer, self.stop = tokenizer, tuple(stop)
+        self._spared, self._from = least, 0  # tokens that are left to spare, and where their text ends
         self.text = ""
         self.stopped = False
         self._window: list[int] = []  # the latest tokens; they begin where a character does
@@ -37,6 +41,7 @@ class TextStream:
     def push(self, token: int) -> str:
         """The text that has become certain with this token."""
         self._window.append(token)
+        self._spared -= 1
         now = self._decode()
         if len(now) > len(self._decoded) and not now.endswith("\ufffd"):  # replacement character: bytes are missing
             self._append(now[len(self._decoded) :])
@@ -59,8 +64,11 @@ class TextStream:
 
     def _append(self, piece: str) -> None:
         longest = max(map(len, self.stop), default=0)
-        begin = max(0, len(self.text) - longest)
+        begin = max(self._from, len(self.text) - longest)
         self.text += piece
+        if self._spared >= 0:
+            self._from = len(self.text)
+            return
         found = [at for at in (self.text.find(stop, begin) for stop in self.stop) if at >= 0]
         if found:
             self.text, self.stopped = self.text[: min(found)], True
@@ -68,7 +76,7 @@ class TextStream:
     def _held(self) -> int:
         """Length of the longest end of the text that a stop string begins with."""
         return max(
-            (n for stop in self.stop for n in range(1, len(stop)) if self.text.endswith(stop[:n])),
+            (n for stop in self.stop for n in range(1, len(stop)) if self.text.endswith(stop[:n], self._from)),
             default=0,
         )
 

@@ -18,7 +18,7 @@ from paceline.errors import require
 from paceline.targets.cache import KVCache
 from paceline.targets.identity import model_key
 from paceline.targets.span import Span
-from paceline.targets.target import Target
+from paceline.targets.target import PREFILL_CHUNK, Target
 from paceline.targets.tokenizers import check_same_tokenizer
 
 
@@ -58,22 +58,40 @@ class DraftModel(AutoregressiveDrafter):
     def begin(self, row: Row, hidden: object) -> None:
         self.cache.reserve(row.policy.limit + 2)  # what a round's draft adds is taken back
         self.cache.lengths[row.slot] = 0
-        self._catch_up(row)
+        if self.cache.batch == 1:  # nobody else waits
+            self._catch_up(row)
+
+    def behind(self, row: Row) -> bool:
+        """Whether more than a chunk of a long prompt is still to be read."""
+        return len(row.ids) - 2 - int(self.cache.lengths[row.slot]) > PREFILL_CHUNK
+
+    def ready(self, row: Row) -> bool:
+        """A long prompt is read a chunk a round, as the target does; until then its request is decoded plainly."""
+        if not self.behind(row):
+            return True
+        own = self.cache.rows(row.slot, row.slot + 1)
+        start = int(own.lengths[0])
+        self._read(row.ids[start : start + PREFILL_CHUNK], own)
+        return False
 
     def _catch_up(self, row: Row) -> None:
         """Read all but the last two tokens: rounds without a draft leave them unread."""
         own = self.cache.rows(row.slot, row.slot + 1)
-        unread = row.ids[own.lengths[0] : -2]
-        self.drafter.prefill([min(token, self.drafter.vocab_size - 1) for token in unread], own)
+        self._read(row.ids[own.lengths[0] : -2], own)
+
+    def _read(self, tokens: list[int], own: KVCache) -> None:
+        self.drafter.prefill([min(token, self.drafter.vocab_size - 1) for token in tokens], own)
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         cache = self.cache.rows(0, len(rows))
+        waiting = [self.behind(row) for row in rows]
         if depth == 0:
             for row in rows:
-                self._catch_up(row)
+                if not waiting[row.slot]:
+                    self._catch_up(row)
         # What the draft model has not seen: its own last token, and before the first also what the target added.
         news = [
-            (row.ids[cache.lengths[row.slot] :] if depth == 0 else tree.tokens[-1:])
+            (row.ids[cache.lengths[row.slot] :] if depth == 0 and not waiting[row.slot] else tree.tokens[-1:])
             for row, tree in zip(rows, trees, strict=True)
         ]
         width = max(map(len, news))
@@ -83,7 +101,7 @@ class DraftModel(AutoregressiveDrafter):
         last = self.drafter.num_layers
         out = self.drafter.forward(Span(ids, cache.lengths.copy()), cache, (last,) if wanted else ())
         counts = np.array([len(new) for new in news])
-        cache.lengths += counts
+        cache.lengths += np.where(waiting, 0, counts)
         newest = range(len(rows)), counts - 1
         hidden = out.taps[last][newest] if wanted else None
         return Step(fit_vocabulary(out.logits[newest], self.target.vocab_size), hidden)

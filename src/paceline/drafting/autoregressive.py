@@ -37,10 +37,14 @@ class AutoregressiveDrafter(Drafter):
         """
         raise NotImplementedError
 
+    def ready(self, row: Row) -> bool:
+        """Whether it can draft for a row in this round; asked once."""
+        return True
+
     @torch.inference_mode()
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees = [TokenTree.root(row.ids[-1]) for row in rows]
-        active = [row for row in rows if row.room > 0 and row.policy.more(0)]
+        active = [row for row in rows if row.room > 0 and self.ready(row) and row.policy.more(0)]
         depth = 0
         while active:
             step = self.step(rows, trees, depth)
