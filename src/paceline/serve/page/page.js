@@ -202,29 +202,29 @@ function save() {
 }
 
 async function replay(file) {
-  try {
-    const read = JSON.parse(await file.text());
-    if (read.format !== "paceline-trace-1") throw new Error("this file is no trace of paceline");
-    trace = read;
-  } catch (error) {
-    at("error").textContent = error.message;
-    return;
-  }
-  at("prompt").value = trace.prompt;
-  const show = reset(trace.lanes.map(({ name }) => name));
   running = new AbortController();
   const { signal } = running;
-  busy(true);
-  for (const [index, lane] of trace.lanes.entries()) {
-    let now = 0;
-    for (const event of lane.events) {
-      await new Promise((then) => setTimeout(then, event.ms - now));
-      if (signal.aborted) break;
-      now = event.ms;
-      show[index](event);
+  try {
+    const read = JSON.parse(await file.text());
+    if (read.format !== "paceline-trace-1" || !read.lanes) throw new Error("this file is no trace of paceline");
+    trace = read;
+    at("prompt").value = trace.prompt;
+    const show = reset(trace.lanes.map(({ name }) => name));
+    busy(true);
+    for (const [index, lane] of trace.lanes.entries()) {
+      let now = 0;
+      for (const event of lane.events) {
+        await new Promise((then) => setTimeout(then, event.ms - now));
+        if (signal.aborted) break;
+        now = event.ms;
+        show[index](event);
+      }
     }
+  } catch (error) {
+    at("error").textContent = error.message;
+  } finally {
+    busy(false);
   }
-  busy(false);
 }
 
 // -- the server ------------------------------------------------------------------------------------------------------
