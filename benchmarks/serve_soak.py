@@ -52,10 +52,6 @@ RIDER = {
     "properties": {"name": {"type": "string"}, "turns": {"type": "integer"}},
     "required": ["name"],
 }
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "turns": {"type": "integer"}},
-    "required": ["name"],
-}
 JUNK: list[Any] = [None, -1, 0, 1e308, "", "x" * 3000, [], {}, [[]], True, {"a": 1}, "\x00", [None], 2**70]
 
 

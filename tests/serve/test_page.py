@@ -63,7 +63,9 @@ def fill(browser: Chrome, name: str, text: str) -> None:
 
 
 def done(browser: Chrome) -> bool:
-    return str(at(browser, "error").text) == "" and browser.execute_script("return document.body.dataset.state") == "done"
+    return (
+        str(at(browser, "error").text) == "" and browser.execute_script("return document.body.dataset.state") == "done"
+    )
 
 
 def answer(browser: Chrome) -> None:

@@ -15,6 +15,7 @@ from paceline.decoding.engine import Engine
 from paceline.decoding.prefixes import PrefixStore
 from paceline.drafters.dispatch import Dispatch
 from paceline.errors import PacelineError
+from paceline.serve.memory import Trimmer
 
 if TYPE_CHECKING:
     from paceline.api import LLM
@@ -115,6 +116,7 @@ class Worker:
         self._pending = 0  # requests accepted and not ended
         self._jobs: list[Job] = []
         self._closing = False
+        self._trimmer = Trimmer()
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
 
     # -- from other threads ----------------------------------------------------------------------------------------
@@ -175,6 +177,7 @@ class Worker:
             elif closing:
                 break
             self._show()
+            self._trimmer.tidy()
 
     def _add(self, job: Job) -> None:
         try:

@@ -1,0 +1,226 @@
+"""Throughput and latency of servers against concurrency: paceline's methods, and other servers under the same load.
+
+    python benchmarks/serving.py --suite FILE [--levels 1,2,4,8,16] [--fixed suffix,recycling] [--llama]
+        [--transformers] [--other NAME=URL] [--tokens 64] [--repeats 2] [--out FILE.json]
+
+At each level so many clients ask one question after the other, greedily and streaming. Methods and servers take turns,
+level by level and repeat by repeat; of the repeats the quickest counts, and of the `--fixed` methods the best at each
+level. `--llama`: llama.cpp's server (the package xllamacpp, in a virtual environment of its own) on the same GGUF file.
+`--transformers`: `transformers serve` on the same weights. `--other`: any server with the OpenAI API that runs already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import httpx
+import torch
+from llama_cpp import environment
+from serve_faults import serving
+
+from paceline.bench.machine import machine
+from paceline.bench.suites import load_suite
+from paceline.targets.sources import resolve
+
+HERE = Path(__file__).parent
+
+
+class Way(NamedTuple):
+    """Where requests go, and what is added to them."""
+
+    name: str
+    url: str
+    more: dict[str, Any]
+
+
+class Answered(NamedTuple):
+    """What became of one request; times in seconds."""
+
+    tokens: int
+    first: float
+    whole: float
+
+
+def main() -> None:
+    options = parse()
+    levels = [int(level) for level in options.levels.split(",")]
+    prompts = [prompt.turns[0] for prompt in load_suite(options.suite, (), options.limit, 1)]
+    with ExitStack() as stack:
+        ours = stack.enter_context(
+            serving(options.model, "--rows", str(max(levels)), "--context", str(options.context))
+        )
+        ways = [Way("plain", ours.url, {"paceline": {"speculate": False}}), Way("auto", ours.url, {})]
+        for method in options.fixed.split(","):
+            drafter, _, policy = method.partition("+")
+            named = {"drafter": drafter} | ({"policy": policy} if policy else {})
+            ways.append(Way(method, ours.url, {"paceline": named}))
+        source = resolve(options.model)
+        if options.llama:
+            command = [
+                environment(),
+                HERE / "llama_server.py",
+                source.gguf,
+                os.cpu_count(),
+                max(levels),
+                options.context,
+            ]
+            ways.append(Way("llama-server", stack.enter_context(started(command)), {}))
+        if options.transformers:
+            ways.append(Way("transformers serve", stack.enter_context(hugging_face(options.model)), {}))
+        ways += [Way(name, url, {}) for name, url in (other.split("=", 1) for other in options.other)]
+        rows = measure(ways, prompts, levels, options)
+    best = add_best(rows, options.fixed.split(","))
+    print(table(best))
+    if options.out:
+        about = {"model": options.model, "machine": machine(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        options.out.write_text(json.dumps({**about, "threads": torch.get_num_threads(), "rows": best}, indent=1) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", required=True, help="as for `paceline bench`")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--levels", default="1,2,4,8,16", help="clients at a time")
+    parser.add_argument("--fixed", default="suffix,recycling", help="methods as in drafter+policy")
+    parser.add_argument("--llama", action="store_true")
+    parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--other", action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--limit", type=int, default=2, help="prompts of each task of the suite")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--each", type=int, default=2, help="requests of each client")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def measure(
+    ways: Sequence[Way], prompts: Sequence[str], levels: Sequence[int], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    rows = []
+    for way in ways:  # pages come in, threads start
+        asyncio.run(load(way, prompts[:1], 1, 1, 8))
+    for level in levels:
+        quickest: dict[str, dict[str, Any]] = {}
+        for repeat in range(options.repeats):
+            for way in ways if repeat % 2 else ways[::-1]:
+                row = {"way": way.name, "clients": level}
+                row |= asyncio.run(load(way, prompts, level, options.each, options.tokens))
+                print(row, file=sys.stderr, flush=True)
+                if row["tokens_per_s"] > quickest.get(way.name, {"tokens_per_s": 0})["tokens_per_s"]:
+                    quickest[way.name] = row
+        rows += quickest.values()
+    return rows
+
+
+async def load(way: Way, prompts: Sequence[str], clients: int, each: int, tokens: int) -> dict[str, Any]:
+    """So many clients, each with so many requests, one after the other."""
+    answers: list[Answered] = []
+    async with httpx.AsyncClient(base_url=way.url, timeout=1200) as http:
+
+        async def client(number: int) -> None:
+            for turn in range(each):
+                answers.append(await ask(http, way, prompts[(number * each + turn) % len(prompts)], tokens))
+
+        began = time.perf_counter()
+        await asyncio.gather(*map(client, range(clients)))
+        seconds = time.perf_counter() - began
+    return {
+        "tokens_per_s": sum(answer.tokens for answer in answers) / seconds,
+        "first_token_s": median(answer.first for answer in answers),
+        "request_s": median(answer.whole for answer in answers),
+    }
+
+
+async def ask(http: httpx.AsyncClient, way: Way, prompt: str, tokens: int) -> Answered:
+    body = {"model": "", "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": tokens}
+    body |= {"stream": True, "stream_options": {"include_usage": True}, **way.more}
+    if way.name == "transformers serve":
+        body["model"] = (await http.get("/v1/models")).json()["data"][0]["id"]
+    began, first, count, usage = time.perf_counter(), 0.0, 0, None
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise SystemExit(f"{way.name}: {(await answer.aread()).decode()[:500]}")
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            told = bool(chunk["choices"]) and bool(chunk["choices"][0]["delta"].get("content"))
+            first, count = first or told * (time.perf_counter() - began), count + told
+            usage = chunk.get("usage") or usage
+    whole = time.perf_counter() - began
+    return Answered(usage["completion_tokens"] if usage else count, first or whole, whole)  # else a token a chunk
+
+
+@contextmanager
+def started(command: Sequence[object]) -> Iterator[str]:
+    """A process that prints its address, until its standard input ends."""
+    with subprocess.Popen(
+        [str(part) for part in command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout
+        assert process.stdin
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+
+
+@contextmanager
+def hugging_face(model: str) -> Iterator[str]:
+    """`transformers serve` on the model's folder."""
+    url, folder = "http://127.0.0.1:8017", resolve(model).location
+    command = [Path(sys.executable).with_name("transformers"), "serve", folder, "--port", "8017", "--device", "cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while process.poll() is None:
+            try:
+                if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.5)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def add_best(rows: list[dict[str, Any]], fixed: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows with one more a level: the best of the fixed methods."""
+    levels = dict.fromkeys(row["clients"] for row in rows)
+    for level in levels:
+        named = [row for row in rows if row["clients"] == level and row["way"] in fixed]
+        best = max(named, key=lambda row: row["tokens_per_s"])
+        rows.append(best | {"way": "best fixed", "method": best["way"]})
+    return [row for row in rows if row["way"] not in fixed]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: a line for each way, a column for each level: tokens/s, then first token and whole request."""
+    levels = list(dict.fromkeys(row["clients"] for row in rows))
+    lines = ["| clients | " + " | ".join(map(str, levels)) + " |", "| --- |" + " --: |" * len(levels)]
+    for way in dict.fromkeys(row["way"] for row in rows):
+        cells = []
+        for level in levels:
+            [row] = [row for row in rows if (row["way"], row["clients"]) == (way, level)]
+            cells.append(f"{row['tokens_per_s']:.1f} ({row['first_token_s']:.2f}, {row['request_s']:.2f})")
+        lines.append(f"| {way} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
