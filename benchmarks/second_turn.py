@@ -16,28 +16,7 @@ from typing import Any
 
 import httpx
 
-WORDS = [
-    "rider",
-    "front",
-    "wind",
-    "turn",
-    "wheel",
-    "road",
-    "hill",
-    "sprint",
-    "pace",
-    "line",
-    "draft",
-    "gap",
-    "lead",
-    "climb",
-    "gear",
-    "chain",
-    "sun",
-    "rain",
-    "team",
-    "race",
-]
+WORDS = ["rider", "front", "wind", "turn", "wheel", "road", "hill", "sprint", "pace", "line", "draft", "gap"]
 
 
 def main() -> int:

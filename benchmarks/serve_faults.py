@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -81,7 +82,8 @@ def fuzz(options: argparse.Namespace) -> str:
         command += ["--phases", "fuzzing", "--max-examples", str(each), "--seed", "1", "--workers", "4"]
         command += ["--continue-on-failure", "--no-shrink", "--warnings", "off", "--generation-database", "none"]
         command += ["--suppress-health-check", "all", "--request-timeout", "60", "--include-method", "POST"]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        with TemporaryDirectory() as folder:  # where it leaves what it remembers
+            ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
         told = [line for line in ran.stdout.splitlines() if "generated" in line or "Test cases" in line]
         if ran.returncode or served.process.poll() is not None:
             return f"failed: {ran.stdout[-3000:]}{ran.stderr[-1000:]}"
@@ -157,12 +159,14 @@ TRIALS: dict[str, Callable[[argparse.Namespace], str]] = {"fuzz": fuzz, "vanish"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trials", nargs="*", choices=[*TRIALS, []], help="default: all")
+    parser.add_argument("trials", nargs="*", metavar="TRIAL", help=f"of {', '.join(TRIALS)}; default: all")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--requests", type=int, default=10_000, help="of fuzz")
     parser.add_argument("--clients", type=int, default=200, help="of vanish")
     parser.add_argument("--schemathesis", default="schemathesis", help="the command")
     options = parser.parse_args()
+    if unknown := set(options.trials) - set(TRIALS):
+        parser.error(f"there is no trial {', '.join(unknown)}")
     results = []
     for name in options.trials or TRIALS:
         results.append(TRIALS[name](options))
