@@ -127,6 +127,8 @@ class TestState:
             new_matcher(lark_grammar(LARK), TOKENIZER, 257, ())
         with pytest.raises(OptionError, match="tokenizer"):
             new_matcher(lark_grammar(LARK), type("Slow", (), {})(), 257, (EOS,))
+        with pytest.raises(OptionError, match="must be an object"):
+            SamplingParams(json_schema=[1])  # type: ignore[arg-type]
         for options in ({"min_new_tokens": 2}, {"ignore_eos": True}, {"json_schema": {}}):
             with pytest.raises(OptionError, match="grammar"):
                 SamplingParams(grammar=LARK, **options)

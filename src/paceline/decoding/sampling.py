@@ -85,6 +85,7 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         require(all(self.stop), "a stop string must not be empty")
+        require(self.json_schema is None or isinstance(self.json_schema, Mapping), "json_schema must be an object")
         require(self.json_schema is None or self.grammar is None, "json_schema and grammar exclude each other")
         if self.constrained:
             others = ("min_new_tokens", "ignore_eos", "no_repeat_ngram_size")  # might leave no token at all
