@@ -266,3 +266,16 @@ def test_a_prediction_changes_nothing_but_the_rounds(run, tiny_model_dir, tmp_pa
     code, _, err = run("generate", "abc", "--compare", "--prediction", file)
     assert code == 1
     assert "--prediction" in err
+
+
+def test_what_the_output_must_match(run, tiny_model_dir, tmp_path):
+    words = ("generate", "abc", "-m", tiny_model_dir, "-n", 24, "--json", "-d", "none")
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"enum": ["abc"]}')
+    grammar.write_text('start: "<" /[ab]{3}/ ">"')
+    assert json.loads(run(*words, "--json-schema", schema).out)["text"] == '"abc"'
+    assert re.fullmatch("<[ab]{3}>", json.loads(run(*words, "--grammar", grammar).out)["text"])
+    for wrong in (("--json-schema", grammar), ("--grammar", tmp_path / "none"), ("--grammar", schema)):
+        code, _, err = run(*words, *wrong)
+        assert code == 1
+        assert "grammar" in err or "must match" in err

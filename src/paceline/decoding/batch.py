@@ -117,7 +117,7 @@ class RunningBatch:
     def touch(self) -> None:
         """Have the system give all of the cache's memory now, and that of the prefixes: it comes when first written."""
         for tensor in self._allocated.tensors:
-            tensor.zero_()
+            tensor.add_(0)
         if self.prefixes:
             self.prefixes.allocate(self._allocated)
 
