@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from functools import cache
 from typing import Any
 
@@ -119,7 +120,7 @@ class TestState:
         assert broken.error
         assert broken.forced(PROMPT, 4) == []
 
-    def test_what_cannot_be(self) -> None:
+    def test_what_cannot_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for wrong in (json_grammar({"type": "nonsense"}), lark_grammar("start: x"), json_grammar({"enum": []})):
             with pytest.raises(OptionError, match="the grammar cannot be used"):
                 new_matcher(wrong, TOKENIZER, 257, (EOS,))
@@ -129,6 +130,9 @@ class TestState:
             new_matcher(lark_grammar(LARK), type("Slow", (), {})(), 257, (EOS,))
         with pytest.raises(OptionError, match="must be an object"):
             SamplingParams(json_schema=[1])  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+        with pytest.raises(OptionError, match=r"paceline\[serve\]"):
+            new_matcher(lark_grammar(LARK), TOKENIZER, 257, (EOS,))
         for options in ({"min_new_tokens": 2}, {"ignore_eos": True}, {"json_schema": {}}):
             with pytest.raises(OptionError, match="grammar"):
                 SamplingParams(grammar=LARK, **options)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from paceline.cli import app
+from paceline.cli.app import app
 from paceline.serve.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]

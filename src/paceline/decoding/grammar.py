@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -59,7 +59,7 @@ def new_matcher(grammar: str, tokenizer: PreTrainedTokenizerBase, vocab: int, eo
     key = (vocab, *sorted(eos))
     if key not in known:
         try:
-            known[key] = llguidance.hf.from_tokenizer(tokenizer, vocab, sorted(eos))
+            known[key] = llguidance.hf.from_tokenizer(cast("Any", tokenizer), vocab, sorted(eos))
         except Exception as error:  # it has a reason of its own for each kind
             raise OptionError(f"grammars do not work with this tokenizer: {_first_line(error)}") from error
     return _compiled(known[key], grammar).deep_copy()

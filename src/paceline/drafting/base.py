@@ -41,7 +41,11 @@ class Row(Protocol):
     sampling: bool  # False: greedy decoding, where a drafter proposes its argmax
     drafter: str | None  # which of several it asked for, by name
     prediction: Sequence[int]  # tokens that its output is likely to have much of; often none
-    constraint: Constraint | None
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What its output must match."""
+        ...
 
     @property
     def slot(self) -> int:
