@@ -68,6 +68,8 @@ def serving(model: str, *more: str) -> Iterator[Served]:
                     break
             except httpx.TransportError:
                 time.sleep(0.2)
+        else:
+            raise SystemExit(f"it ended at once; try it by hand: {' '.join(command)}")
         yield served
     finally:
         process.kill()

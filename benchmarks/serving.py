@@ -193,6 +193,8 @@ def hugging_face(model: str) -> Iterator[str]:
                     break
             except httpx.TransportError:
                 time.sleep(0.5)
+        else:
+            raise SystemExit(f"it ended at once; try it by hand: {' '.join(map(str, command))}")
         yield url
     finally:
         process.terminate()
