@@ -78,7 +78,8 @@ def main() -> None:
             ]
             ways.append(Way("llama-server", stack.enter_context(started(command)), {}))
         if options.transformers:
-            ways.append(Way("transformers serve", stack.enter_context(hugging_face(options.model)), {}))
+            folder = source.location
+            ways.append(Way("transformers serve", stack.enter_context(hugging_face(folder)), {"model": folder}))
         ways += [Way(name, url, {}) for name, url in (other.split("=", 1) for other in options.other)]
         rows = measure(ways, prompts, levels, options)
     best = add_best(rows, options.fixed.split(","))
@@ -147,8 +148,6 @@ async def load(way: Way, prompts: Sequence[str], clients: int, each: int, tokens
 async def ask(http: httpx.AsyncClient, way: Way, prompt: str, tokens: int) -> Answered:
     body = {"model": "", "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": tokens}
     body |= {"stream": True, "stream_options": {"include_usage": True}, **way.more}
-    if way.name == "transformers serve":
-        body["model"] = (await http.get("/v1/models")).json()["data"][0]["id"]
     began, first, count, usage = time.perf_counter(), 0.0, 0, None
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
@@ -181,9 +180,9 @@ def started(command: Sequence[object]) -> Iterator[str]:
 
 
 @contextmanager
-def hugging_face(model: str) -> Iterator[str]:
-    """`transformers serve` on the model's folder."""
-    url, folder = "http://127.0.0.1:8017", resolve(model).location
+def hugging_face(folder: str) -> Iterator[str]:
+    """`transformers serve` on a model's folder."""
+    url = "http://127.0.0.1:8017"
     command = [Path(sys.executable).with_name("transformers"), "serve", folder, "--port", "8017", "--device", "cpu"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
