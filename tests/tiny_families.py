@@ -24,8 +24,14 @@ GQA = {"num_key_value_heads": 2}
 WIDE = {**GQA, "head_dim": 14}  # the heads together are wider than what enters them
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3}
 FULL = ["full_attention"] * 3
+MIXED = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.0, "attention_multiplier": 0.2}
 GEMMA_2 = {"query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+GEMMA_3 = {"query_pre_attn_scalar": 9, "final_logit_softcapping": 3.0}
+ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+}
 QWEN_MOE = {**EXPERTS, "moe_intermediate_size": 44, "sliding_window": None}
 
 #: By variant: what its classes begin with, and fields of its configuration.
@@ -36,9 +42,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {"num_key_value_heads": 1, "logit_scale": 0.3}),
     "cohere-norms": ("Cohere", {**GQA, "use_qk_norm": True, "logit_scale": 0.3}),
     "ernie4_5": ("Ernie4_5", {**WIDE, "use_bias": True}),
+    "cohere2": ("Cohere2", {**GQA, **MIXED, "logit_scale": 0.3}),
     "exaone4": ("Exaone4", {**WIDE, "sliding_window": None, "layer_types": FULL}),
+    "exaone4-windows": ("Exaone4", {**WIDE, **MIXED}),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 14}),
-    "gemma2": ("Gemma2", {**WIDE, **GEMMA_2, "layer_types": FULL}),
+    "gemma2": ("Gemma2", {**WIDE, **GEMMA_2, **MIXED}),
+    "gemma3": ("Gemma3", {**WIDE, **GEMMA_3, **MIXED}),
     "glm": ("Glm", {**GQA, "head_dim": 16, "attention_bias": True}),
     "glm4": ("Glm4", {**GQA, "head_dim": 16, "attention_bias": True}),
     "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.4}),
@@ -46,12 +55,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", {**GQA, **GRANITE}),
     "helium": ("Helium", {"num_key_value_heads": 3, "head_dim": 10}),
     "hunyuan": ("HunYuanDenseV1", WIDE),
+    "mistral-windows": ("Mistral", {**WIDE, "sliding_window": 9}),
     "nemotron": ("Nemotron", {**WIDE, "partial_rotary_factor": 0.3}),
     "olmo": ("Olmo", {**GQA, "tie_word_embeddings": True}),
     "olmo2": ("Olmo2", GQA),
+    "olmo3": ("Olmo3", {**GQA, **MIXED, "rope_parameters": ROPES}),
     "phi": ("Phi", {**GQA, "partial_rotary_factor": 0.4}),
     "phi-norms": ("Phi", {"partial_rotary_factor": 0.4, "qk_layernorm": True}),
     "phi3": ("Phi3", {**GQA, "partial_rotary_factor": 0.4}),
+    "phi3-windows": ("Phi3", {**GQA, "partial_rotary_factor": 0.4, "sliding_window": 9}),
+    "qwen2-windows": ("Qwen2", {**GQA, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3-windows": ("Qwen3", {**WIDE, **MIXED, "use_sliding_window": True}),
     "smollm3": ("SmolLM3", {**GQA, "no_rope_layers": [1, 0, 1]}),
     "stablelm": ("StableLm", {**GQA, "use_qkv_bias": True}),
     "stablelm-parallel": ("StableLm", {**GQA, "use_parallel_residual": True}),
@@ -66,14 +80,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 NOT_ON_TORCH = {
     "arcee": "activation relu2",
     "cohere-norms": "norms of heads",
-    "gemma": "activation gelu_pytorch_tanh",
-    "gemma2": "activation gelu_pytorch_tanh",
     "hunyuan": "norms of heads",
     "nemotron": "activation relu2",
-    "olmo2": "norms of heads",
     "phi": "activation gelu_new",
     "phi-norms": "activation gelu_new",
-    "smollm3": "layers without rotation",
     "starcoder2": "activation gelu_pytorch_tanh",
     **dict.fromkeys(("granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"), "experts"),
 }
@@ -82,7 +92,8 @@ NOT_ON_TORCH = {
 def tiny(variant: str, attention: str = "sdpa", **fields: object) -> hf.PreTrainedModel:
     """In float32. Attention whose scores are capped knows no SDPA."""
     name, own = VARIANTS[variant]
-    config = getattr(hf, f"{name}Config")(**(SIZES | own | fields))
+    kind = "Gemma3Text" if name == "Gemma3" else name
+    config = getattr(hf, f"{kind}Config")(**(SIZES | own | fields))
     attention = "eager" if "softcap" in " ".join(own) else attention
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

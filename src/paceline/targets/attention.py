@@ -1,7 +1,7 @@
 """Attention on CPU in float32 whose bits, for a token, depend on the keys it sees and on nothing else.
 
-A token sees a *list* of keys: the committed ones, then its ancestors in the draft region. Scores, softmax and the sum
-of values go over that list in order, in blocks counted from its beginning. Where the keys lie (in a row, or prefix +
+A token sees a *list* of keys: the committed ones, then its ancestors in the draft region; in a layer with a window the
+end of that list. Scores, softmax and the sum of values go over it in order, in blocks counted from its beginning. Where the keys lie (in a row, or prefix +
 tree path) only decides which address is read; how many tokens, heads or rows run beside it, only in which thread.
 """
 
@@ -36,19 +36,30 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     STARTS,  # [batch]: committed tokens
     OFFSET,  # of the pass in the draft region
     POSITIONS,  # [tokens]
-    COUNTS,  # [tokens]: keys a token sees
-    PATHS,  # [tokens, 1 + region]: 0, then the slots behind the row's start that a token sees; [1], a 0, for chains
+    COUNTS,  # [tokens]: keys of a token's list
+    PATHS,  # [tokens, 1 + region]: 0, then the slots behind the row's start in its list; [1], a 0, for chains
     PATH_STRIDE,  # 0 for chains
+    WINDOW,  # keys a token sees at most, the last of its list; 0: all
     COS,
     SIN,  # [positions, rotary / 2]
     QUERY_NORM,
     KEY_NORM,  # [head_dim] or 0
+    NORM_WHOLE,  # 1: these norms are of all heads together, [heads * head_dim]
     HEAD_EPS,  # bits of a float
     SCORE_SCALE,  # bits of a float
+    SCORE_CAP,  # bits of a float; 0: none
     SCRATCH,  # [threads, TILE * group, longest]
-    LONGEST,  # most keys any token sees
+    LONGEST,  # most keys of any list
     ATTEND_FIELDS,
-) = range(27)
+) = range(30)
+
+
+@njit(**FAST)
+def _norm_whole(t: Integers, norm: int, at: int, size: int) -> None:
+    x, weight = carray(floats(at), size), carray(floats(norm), size)
+    scale = np.float32(1) / math.sqrt(dot(x, x) / np.float32(size) + real(t[HEAD_EPS]))
+    for i in range(size):
+        x[i] = x[i] * scale * weight[i]
 
 
 @njit(**FAST)
@@ -60,11 +71,14 @@ def _rotate_and_store(t: Integers, token: int) -> None:
     cos, sin = carray(floats(t[COS] + at), half), carray(floats(t[SIN] + at), half)
     scaling = real(t[SCORE_SCALE])
     qkv = carray(floats(t[QKV] + 4 * token * (heads + 2 * kv_heads) * size), (heads + 2 * kv_heads, size))
+    if t[NORM_WHOLE]:
+        _norm_whole(t, t[QUERY_NORM], t[QKV] + 4 * token * (heads + 2 * kv_heads) * size, heads * size)
+        _norm_whole(t, t[KEY_NORM], t[QKV] + 4 * (token * (heads + 2 * kv_heads) + heads) * size, kv_heads * size)
     for head in range(heads + 2 * kv_heads):
         x = qkv[head]
         if head < heads + kv_heads:
             norm = t[QUERY_NORM] if head < heads else t[KEY_NORM]
-            if norm != 0:
+            if norm != 0 and not t[NORM_WHOLE]:
                 weight = carray(floats(norm), size)
                 scale = np.float32(1) / math.sqrt(dot(x, x) / np.float32(size) + real(t[HEAD_EPS]))
                 for i in range(size):
@@ -81,6 +95,12 @@ def _rotate_and_store(t: Integers, token: int) -> None:
             target = carray(floats(store + 4 * (row * t[ROW_STRIDE] + kv * t[HEAD_STRIDE] + slot * size)), size)
             for i in range(size):
                 target[i] = x[i]
+
+
+@njit(inline="always")
+def _first(t: Integers, count: int) -> int:
+    """The first key that a token sees of a list of so many."""
+    return max(count - t[WINDOW], 0) if t[WINDOW] else int64(0)
 
 
 @njit(inline="always")
@@ -160,6 +180,12 @@ def _collect(
 
 
 @njit(**FAST)
+def _cap(scores: Floats, cap: np.float32) -> None:
+    for place in range(scores.size):
+        scores[place] = cap * math.tanh(scores[place] / cap)
+
+
+@njit(**FAST)
 def _softmax(scores: Floats) -> None:
     h0 = h1 = h2 = h3 = scores[0]  # four, since one would wait for itself; the order of a maximum is free
     whole = scores.size // 4 * 4
@@ -186,9 +212,10 @@ def _attend_tile(t: Integers, row: int, first: int, low: int, high: int) -> None
     group, tokens = heads // t[KV_HEADS], min(TILE, t[WIDTH] - first)
     token = row * t[WIDTH] + first
     counts = carray(integers(t[COUNTS] + 8 * token), tokens)
-    most = int64(0)
+    most, least = int64(0), _first(t, counts[0])
     for i in range(tokens):
-        most = max(most, counts[i])
+        most, least = max(most, counts[i]), min(least, _first(t, counts[i]))
+    least = least // BLOCK * BLOCK
     start = carray(integers(t[STARTS]), t[BATCH])[row] if t[PATH_STRIDE] else most
     queries = carray(
         floats(t[QKV] + 4 * token * (heads + 2 * t[KV_HEADS]) * size), (tokens, heads + 2 * t[KV_HEADS], size)
@@ -201,20 +228,23 @@ def _attend_tile(t: Integers, row: int, first: int, low: int, high: int) -> None
         at = 4 * (row * t[ROW_STRIDE] + kv * t[HEAD_STRIDE])
         capacity = t[HEAD_STRIDE] // size
         keys, values = carray(floats(t[KEYS] + at), (capacity, size)), carray(floats(t[VALUES] + at), (capacity, size))
-        for block in range(0, most, BLOCK):
+        for block in range(least, most, BLOCK):
             for i in range(tokens):
-                path, stop = _path(t, token + i), min(block + BLOCK, counts[i])
+                path, at, stop = _path(t, token + i), max(block, _first(t, counts[i])), min(block + BLOCK, counts[i])
                 for head in range(some):
-                    _score(size, queries[i, low + head], keys, start, path, scores[i * group + head], block, stop)
+                    _score(size, queries[i, low + head], keys, start, path, scores[i * group + head], at, stop)
         for i in range(tokens):
             for head in range(some):
-                _softmax(scores[i * group + head, : counts[i]])
+                seen = scores[i * group + head, _first(t, counts[i]) : counts[i]]
+                if t[SCORE_CAP]:
+                    _cap(seen, real(t[SCORE_CAP]))
+                _softmax(seen)
                 out[i, low + head, :] = np.float32(0)
-        for block in range(0, most, BLOCK):
+        for block in range(least, most, BLOCK):
             for i in range(tokens):
-                path, stop = _path(t, token + i), min(block + BLOCK, counts[i])
+                path, at, stop = _path(t, token + i), max(block, _first(t, counts[i])), min(block + BLOCK, counts[i])
                 for head in range(some):
-                    _collect(size, scores[i * group + head], values, start, path, out[i, low + head], block, stop)
+                    _collect(size, scores[i * group + head], values, start, path, out[i, low + head], at, stop)
         low += some
 
 

@@ -4,6 +4,7 @@ the width of the pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from paceline.targets import attention as fields
 from paceline.targets.attention import ATTEND_FIELDS, TILE, attend
-from paceline.targets.kernels import add_norm, gelu, silu_gate
+from paceline.targets.kernels import add_norm, gelu, gelu_tanh_gate, silu_gate
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
@@ -27,17 +28,22 @@ _ALONE = 1 << 14  # elements below which waking the other threads costs more tha
 class ExactPlan:
     """A span as the attention kernel reads it: its table, and the arrays the table points to."""
 
-    def __init__(self, span: Span, cache: KVCache, shape: Shape, rope: RopeTables, context: int, threads: int) -> None:
+    def __init__(
+        self, span: Span, cache: KVCache, shape: Shape, ropes: Sequence[RopeTables], context: int, threads: int
+    ) -> None:
         if span.end > cache.capacity:
             raise IndexError(f"a pass over slots up to {span.end} exceeds the cache's capacity of {cache.capacity}")
-        rope.grow(cache.capacity)
+        for rope in ropes:
+            rope.grow(cache.capacity)
         self.span, self.cache_at, self.threads = span, cache.store.data_ptr(), threads
         starts = np.ascontiguousarray(span.starts, dtype=np.int64)
         positions = span.positions.clamp(max=context - 1).contiguous().numpy()
         counts, paths = _visible(span, starts)
         longest = int(counts.max())
         scratch = torch.empty(threads * TILE * (shape.heads // shape.kv_heads) * longest)
-        self._held = (starts, positions, counts, paths, scratch, rope.cos, rope.sin)
+        self._held = (starts, positions, counts, paths, scratch, [(rope.cos, rope.sin) for rope in ropes])
+        #: By layers' `rope`: how many dimensions are rotated, and by which tables; the last, -1, is none.
+        self.rotations = [[rope.size, *_addresses(rope.cos, rope.sin)] for rope in ropes] + [[0, 0, 0]]
         self.layer_stride, self.value_stride = (4 * stride for stride in cache.store.stride()[:2])
         self.table = table = np.zeros(ATTEND_FIELDS, dtype=np.int64)
         table[fields.ROW_STRIDE], table[fields.HEAD_STRIDE] = cache.store.stride()[2:4]
@@ -47,9 +53,9 @@ class ExactPlan:
             shape.kv_heads,
             shape.head_dim,
         )
-        table[fields.ROTARY], table[fields.LONGEST] = rope.size, longest
-        table[fields.SCORE_SCALE] = _bits(shape.score_scale)
-        table[fields.COS], table[fields.SIN], table[fields.SCRATCH] = _addresses(rope.cos, rope.sin, scratch)
+        table[fields.LONGEST], table[fields.SCRATCH] = longest, scratch.data_ptr()
+        table[fields.SCORE_SCALE], table[fields.SCORE_CAP] = _bits(shape.score_scale), _bits(shape.score_cap)
+        table[fields.NORM_WHOLE] = shape.norm_whole
         table[fields.STARTS], table[fields.POSITIONS] = starts.ctypes.data, positions.ctypes.data
         table[fields.COUNTS] = counts.ctypes.data
         table[fields.PATHS], table[fields.PATH_STRIDE] = paths.ctypes.data, paths.shape[-1] if paths.size > 1 else 0
@@ -58,11 +64,12 @@ class ExactPlan:
 class ExactOps:
     exact = True
 
-    def __init__(self, shape: Shape, rope: RopeTables, context: int) -> None:
-        self.shape, self.rope, self.context = shape, rope, context
+    def __init__(self, shape: Shape, ropes: Sequence[RopeTables], context: int) -> None:
+        self.shape, self.ropes, self.context = shape, ropes, context
+        self._activation = {"silu": silu_gate, "gelu_tanh": gelu_tanh_gate, "gelu": gelu}[shape.activation]
 
     def plan(self, span: Span, cache: KVCache) -> ExactPlan:
-        return ExactPlan(span, cache, self.shape, self.rope, self.context, torch.get_num_threads())
+        return ExactPlan(span, cache, self.shape, self.ropes, self.context, torch.get_num_threads())
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor:
         if norm is None:
@@ -78,7 +85,8 @@ class ExactOps:
         table = plan.table
         table[fields.QKV], table[fields.OUT] = qkv.data_ptr(), out.data_ptr()
         table[fields.KEYS] = keys = plan.cache_at + index * plan.layer_stride
-        table[fields.VALUES] = keys + plan.value_stride
+        table[fields.VALUES], table[fields.WINDOW] = keys + plan.value_stride, layer.window
+        table[fields.ROTARY], table[fields.COS], table[fields.SIN] = plan.rotations[layer.rope]
         if layer.query_norm is not None and layer.key_norm is not None:
             norms = _addresses(layer.query_norm.weight, layer.key_norm.weight)
             table[fields.QUERY_NORM], table[fields.KEY_NORM] = norms
@@ -92,12 +100,12 @@ class ExactOps:
             size //= 2
         out = up.new_empty(rows, size)
         table = np.array([*_addresses(up, out), rows, size])
-        (silu_gate if self.shape.gated else gelu)(table, _threads(out))
+        self._activation(table, _threads(out))
         return out
 
 
 def _visible(span: Span, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many keys each token sees, `[batch, width]`, and the paths as the attention kernel wants them."""
+    """How many keys are in each token's list, `[batch, width]`, and the paths as the attention kernel wants them."""
     if span.ancestors is None:
         seen = starts[:, None] + np.arange(span.offset + 1, span.offset + span.width + 1)
         return seen, np.zeros(1, dtype=np.int64)

@@ -61,6 +61,7 @@ class Family:
     query_norm: str = "q_norm"
     key_norm: str = "k_norm"
     norms_rotated: bool = False  # these norms come after the rotation, not before it
+    rotates: Callable[[Any], bool] = lambda attention: bool(getattr(attention, "use_rope", True))  # this layer's heads
     interleaved: bool = False  # the rotation pairs neighbouring dimensions, not the halves
     # Names in the config.
     activation: str = "hidden_act"
@@ -115,11 +116,13 @@ SANDWICH: dict[str, Any] = {
 }
 POST: dict[str, Any] = {**SANDWICH, "attention_norm": None, "mlp_norm": None}
 GEMMA = Family(norm_offset=1.0, scaled_embedding=True, without=("use_bidirectional_attention",))
+GEMMA_3 = replace(GEMMA, **SANDWICH, activation="hidden_activation", logit_cap="final_logit_softcapping")
 GRANITE = Family(
     embedding_scale="embedding_multiplier", residual_scale="residual_multiplier", logit_divisor="logits_scaling"
 )
 ONE_NORM: dict[str, Any] = {"mlp_norm": None, "parallel": True}
 UNGATED: dict[str, Any] = {"up": ("up_proj",), "gated": False}
+COHERE = Family(**ONE_NORM, interleaved=True, logit_scale="logit_scale")
 
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,  # and SmolLM, SmolLM2, TinyLlama, Vicuna, ...
@@ -128,17 +131,13 @@ FAMILIES: dict[str, Family] = {
     "qwen3": LLAMA,
     "seed_oss": LLAMA,
     "arcee": replace(LLAMA, **UNGATED),
-    "cohere": Family(**ONE_NORM, interleaved=True, logit_scale="logit_scale"),
+    "cohere": COHERE,
     "ernie4_5": Family(interleaved=True),
-    "exaone4": Family(**POST, without=("sliding_window",)),  # its layers then rotate or not
+    "cohere2": replace(COHERE, rotates=lambda attention: attention.sliding_window is not None),
+    "exaone4": Family(**POST, rotates=lambda attention: attention.sliding_window is None or attention.is_sliding),
     "gemma": GEMMA,
-    "gemma2": replace(
-        GEMMA,
-        **SANDWICH,
-        activation="hidden_activation",
-        score_cap="attn_logit_softcapping",
-        logit_cap="final_logit_softcapping",
-    ),
+    "gemma2": replace(GEMMA_3, score_cap="attn_logit_softcapping"),
+    "gemma3_text": GEMMA_3,
     "glm": GLM,
     "glm4": replace(GLM, attention_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"),
     "gpt_neox": Family(  # Pythia
@@ -161,6 +160,7 @@ FAMILIES: dict[str, Family] = {
     "nemotron": Family(norm_offset=1.0, **UNGATED),
     "olmo": Family(without=("clip_qkv",)),
     "olmo2": Family(**POST),
+    "olmo3": Family(**POST),
     "phi": Family(
         norm="final_layernorm",
         **ONE_NORM,

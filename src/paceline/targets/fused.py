@@ -17,11 +17,13 @@ from torch.nn import functional
 from paceline.errors import ModelError
 from paceline.targets.linear import PackedLinear, PackedRows, PlainLinear
 from paceline.targets.parts import LayerParts, ModelParts, Modules, Norm, check_described, refuse
+from paceline.targets.rope import rotaries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Linear = PlainLinear | PackedLinear
+ACTIVATIONS = {True: ("silu", "gelu_tanh"), False: ("gelu",)}  # of gated MLPs, of the others
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]
 
 
@@ -29,7 +31,7 @@ MakeLinear = Callable[[Tensor, Tensor | None], Linear]
 class FusedLayer:
     attention_norm: Norm | None  # None, here and below: what would be normed is taken as it is
     qkv: Linear  # rows: the heads' queries, then keys, then values
-    query_norm: Norm | None  # of each head
+    query_norm: Norm | None  # of each head, or of all together
     key_norm: Norm | None
     out: Linear
     attention_post_norm: Norm | None
@@ -37,6 +39,8 @@ class FusedLayer:
     up: Linear  # the gate's rows, then the others, where the MLP is gated
     down: Linear
     mlp_post_norm: Norm | None
+    rope: int  # which of `Weights.rotaries` rotates its heads; -1: none
+    window: int  # tokens that a token sees, itself included; 0: all
 
 
 @dataclass
@@ -47,9 +51,12 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int
-    gated: bool  # silu(gate) * up; otherwise gelu(up)
+    gated: bool  # activation(gate) * up; otherwise activation(up)
+    activation: str
     parallel: bool  # attention and MLP both read the layer's input
+    norm_whole: bool  # norms of queries and keys are of all heads together
     score_scale: float
+    score_cap: float  # cap * tanh(score / cap); 0: none
     residual_scale: float  # of what attention and MLP add
 
 
@@ -60,7 +67,7 @@ class Weights:
     layers: list[FusedLayer]
     norm: Norm | None
     head: Linear
-    rotary: nn.Module
+    rotaries: list[Any]
     adjust: Callable[[Tensor], Tensor]  # what the output matrix gives becomes logits
 
     @property
@@ -78,12 +85,9 @@ def check(model: PreTrainedModel) -> None:
         "torch",
         {
             "experts": family.experts,
-            f"activation {getattr(config, family.activation)}": parts.activation
-            != ("silu" if family.gated else "gelu"),
-            "capped attention scores": family.cap(config, family.score_cap),
-            "layers without rotation": not all(map(parts.rotates, layers)),
-            "norms of heads but of each alone, before the rotation and with the same weights": any(
-                family.norms_rotated or norm.centred or norm.weight.shape != (parts.head_dim,) for norm in norms
+            f"activation {getattr(config, family.activation)}": parts.activation not in ACTIVATIONS[family.gated],
+            "norms of heads after the rotation, or with weights for each": any(
+                family.norms_rotated or norm.centred or norm.weight.dim() != 1 for norm in norms
             ),
         },
     )
@@ -117,13 +121,18 @@ def absorb(model: PreTrainedModel, linear: MakeLinear) -> Weights:
         kv_heads=parts.kv_heads,
         head_dim=parts.head_dim,
         gated=family.gated,
+        activation=parts.activation,
         parallel=parts.parallel,
+        norm_whole=any(
+            layer.query_norm is not None and len(layer.query_norm.weight) != parts.head_dim for layer in layers
+        ),
         score_scale=parts.score_scale,
+        score_cap=family.cap(config, family.score_cap) or 0.0,
         residual_scale=family.number(config, family.residual_scale),
     )
-    rotary = copy.deepcopy(parts.decoder.rotary_emb)
+    ropes = list(rotaries(copy.deepcopy(parts.decoder.rotary_emb)).values())
     scaled = embed if scale == 1.0 else lambda ids: embed(ids) * scale
-    weights = Weights(shape, scaled, layers, last, head, rotary, lambda logits: family.adjusted(config, logits))
+    weights = Weights(shape, scaled, layers, last, head, ropes, lambda logits: family.adjusted(config, logits))
     _retire(model, parts.decoder)
     return weights
 
@@ -141,6 +150,8 @@ def _fused_layer(layer: LayerParts, linear: MakeLinear, dtype: torch.dtype) -> F
         _fuse(layer.up, linear),
         _fuse(layer.down, linear),
         _norm(layer.mlp_post_norm, dtype),
+        layer.rope,
+        layer.window,
     )
 
 

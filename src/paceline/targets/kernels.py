@@ -89,6 +89,19 @@ def silu_gate(table: Integers) -> None:
 
 
 @Kernel
+def gelu_tanh_gate(table: Integers) -> None:
+    """out = gelu(gate) * up, by the approximation with a tanh."""
+    rows, size = table[2], table[3]
+    both, out = carray(floats(table[0]), (rows, 2 * size)), carray(floats(table[1]), (rows, size))
+    for row in range(part(), rows, parts()):
+        gate, up, y = both[row, :size], both[row, size:], out[row]
+        for i in range(size):
+            x = gate[i]
+            inner = np.float32(0.79788456080286536) * (x + np.float32(0.044715) * x * x * x)
+            y[i] = np.float32(0.5) * x * (np.float32(1) + math.tanh(inner)) * up[i]
+
+
+@Kernel
 def gelu(table: Integers) -> None:
     """out = x * Phi(x)."""
     rows, size = table[2], table[3]

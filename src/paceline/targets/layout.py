@@ -63,6 +63,19 @@ def sees_everything(model: PreTrainedModel, context: int) -> bool:
     return bool(layers) and all(type(layer) in plain and _window(layer, context) is None for layer in layers)
 
 
+def layer_windows(model: PreTrainedModel, context: int) -> list[int] | None:
+    """By layer: how many tokens a token sees, itself included, as the configuration has it; 0: all before it.
+
+    None where layers do something else: keep states, or cut the text into chunks.
+    """
+    config = model.config.get_text_config()
+    plain, layers = (DynamicLayer, DynamicSlidingWindowLayer), _configured(model)
+    others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others or len(layers) != config.num_hidden_layers or any(type(layer) not in plain for layer in layers):
+        return None
+    return [_window(layer, context) or 0 for layer in layers]
+
+
 def has_states(model: PreTrainedModel) -> bool:
     """Whether layers keep a state of all that came before, as the configuration has it."""
     states = any(isinstance(layer, LinearAttentionLayer) for layer in _configured(model))

@@ -11,9 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from paceline.errors import UnsupportedModel
+from paceline.targets.context import context_of
 from paceline.targets.families import FAMILIES, Family, embedding_factor
+from paceline.targets.layout import layer_windows
 from paceline.targets.linear import linear_module
 from paceline.targets.plain_weights import check_plain
+from paceline.targets.rope import rotaries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,7 +59,8 @@ class LayerParts(NamedTuple):
 
     Attributes:
         up: None: there are experts and no MLP beside them.
-        rotates: whether queries and keys know their positions.
+        rope: by which of the model's `rotaries` queries and keys are rotated; -1: by none.
+        window: how many tokens a token sees, itself included; 0: all before it.
     """
 
     qkv: Modules
@@ -70,7 +74,8 @@ class LayerParts(NamedTuple):
     mlp_post_norm: Norm | None
     query_norm: Norm | None  # of each head, [head_dim] or [heads, head_dim]; or of all together, [heads * head_dim]
     key_norm: Norm | None
-    rotates: bool
+    rope: int
+    window: int
 
 
 class ModelParts:
@@ -97,6 +102,9 @@ class ModelParts:
         self.activation = ACTIVATIONS[getattr(self.config, family.activation)]
         self.parallel = family.is_parallel(self.config)
         self.embedding_factor = embedding_factor(model)
+        self.rotaries = rotaries(self.decoder.rotary_emb)  # of one size
+        self.rotary: int = 2 * next(iter(self.rotaries.values())).inv_freq.numel()  # dimensions of a head
+        self.windows = layer_windows(model, context_of(self.config)) or []
 
     @property
     def norm(self) -> Norm | None:
@@ -124,7 +132,8 @@ class ModelParts:
             attention_norm if mlp_norm is None and self.parallel else mlp_norm,
             self._norm(layer, family.mlp_post_norm),
             *self.head_norms(index),
-            self.rotates(index),
+            self.rope(index),
+            self.windows[index],
         )
 
     def head_norms(self, index: int) -> tuple[Norm | None, Norm | None]:
@@ -134,8 +143,10 @@ class ModelParts:
         queries, keys = (self._head_norm(attention, name, heads) for name, heads in names)
         return queries, keys
 
-    def rotates(self, index: int) -> bool:
-        return bool(getattr(getattr(self.decoder.layers[index], self.family.attention), "use_rope", True))
+    def rope(self, index: int) -> int:
+        if not self.family.rotates(getattr(self.decoder.layers[index], self.family.attention)):
+            return -1
+        return list(self.rotaries).index("" if "" in self.rotaries else self.config.layer_types[index])
 
     # -- projections -----------------------------------------------------------------------------------------------
     def _qkv(self, attention: Any, name: str) -> Modules:
@@ -154,7 +165,7 @@ class ModelParts:
 
     def _halves(self, rows: Tensor) -> Tensor:
         """Each head's rotated rows, pair by pair in the checkpoint, as two halves. Scores stay what they are."""
-        rotary = 2 * self.decoder.rotary_emb.inv_freq.numel()
+        rotary = self.rotary
         heads = rows.unflatten(0, (-1, self.head_dim))
         pairs = heads[:, :rotary].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
         return torch.cat([pairs, heads[:, rotary:]], 1)
@@ -236,13 +247,16 @@ def check_described(model: PreTrainedModel, tier: str) -> None:
     if family is None or not hasattr(model, family.decoder):
         raise unsupported(tier, f"models of type {model.config.model_type}")
     decoder: Any = getattr(model, family.decoder)
-    activation, rope = getattr(config, family.activation, None), getattr(decoder.rotary_emb, "rope_type", None)
+    activation, ropes = getattr(config, family.activation, None), rotaries(decoder.rotary_emb).values()
+    kinds = [getattr(rope, "rope_type", None) for rope in ropes]
     settings = {name: getattr(config, name, None) for name in family.without}
     refuse(
         tier,
         {
             f"activation {activation}": activation not in ACTIVATIONS,
-            f"rotary embeddings of type {rope}": rope not in STATIC_ROPE,
+            **{f"rotary embeddings of type {kind}": kind not in STATIC_ROPE for kind in kinds},
+            "rotations of several sizes": len({rope.inv_freq.numel() for rope in ropes}) > 1,
+            "layers that keep anything but keys and values, or chunks": layer_windows(model, context_of(config)) is None,
             **{f"{name}={value}": value for name, value in settings.items()},
         },
     )

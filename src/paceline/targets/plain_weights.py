@@ -67,15 +67,17 @@ def _changed(model: PreTrainedModel) -> str:
     if len({id(layer) for layer in decoder.layers}) != count or len(decoder.layers) != count:
         return f"{len(decoder.layers)} layers where the configuration says {count}, or some twice"
     config.vocab_size, config.pad_token_id = 1, None  # as little as there can be
-    if family.uniform:
+    types = getattr(config, "layer_types", None)
+    uniform = family.uniform and len({*(types or ())}) <= 1
+    if uniform:
         config.num_hidden_layers = 1
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[:1]  # all alike: other models are refused
+        if types:
+            config.layer_types = types[:1]
     with torch.device("meta"):
         model_like: Any = type(model)(config)
     fresh = getattr(model_like, family.decoder)
     pairs = {
-        f"layers.{index}": (layer, fresh.layers[0 if family.uniform else index])
+        f"layers.{index}": (layer, fresh.layers[0 if uniform else index])
         for index, layer in enumerate(decoder.layers)
     }
     pairs |= {part: (getattr(decoder, part), getattr(fresh, part)) for part in (family.norm, "rotary_emb")}

@@ -22,6 +22,26 @@ class StaticRotary:
         return (angles.cos() * scaling).to(like.dtype), (angles.sin() * scaling).to(like.dtype)
 
 
+class TypedRotary:
+    """Of a rotary module that has angles for each type of layer, those of one type."""
+
+    def __init__(self, rotary: Any, layer_type: str) -> None:
+        self._rotary, self._layer_type = rotary, layer_type
+        self.rope_type: str = rotary.rope_type[layer_type]
+        self.inv_freq: Tensor = getattr(rotary, f"{layer_type}_inv_freq")
+        self.attention_scaling: float = getattr(rotary, f"{layer_type}_attention_scaling")
+
+    def __call__(self, like: Tensor, positions: Tensor) -> Any:
+        return self._rotary(like, positions, self._layer_type)
+
+
+def rotaries(rotary: Any) -> dict[str, Any]:
+    """A rotary module by types of layers; under "" where all have the same angles."""
+    if not isinstance(getattr(rotary, "rope_type", None), dict):
+        return {"": rotary}
+    return {layer_type: TypedRotary(rotary, layer_type) for layer_type in rotary.rope_type}
+
+
 class RopeTables:
     """cos and sin by position, `[positions, rotary / 2]`: the model's own, half of each (the other half repeats it)."""
 

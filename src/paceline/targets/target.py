@@ -16,6 +16,7 @@ from paceline.targets.families import FAMILIES, run_sublayers
 from paceline.targets.layered import LayeredCache
 from paceline.targets.layout import has_states, read_layout, sees_everything, small_windows
 from paceline.targets.proof import prove
+from paceline.targets.rope import rotaries
 from paceline.targets.stateful import StatefulTarget
 from paceline.targets.whole import WholeTarget
 
@@ -68,12 +69,13 @@ class BlockTarget(Target):
         arguments = {
             "attention_mask": None if masks else span.mask(hidden.dtype, explicit=self.eager),
             "position_ids": positions,
-            "position_embeddings": self.decoder.rotary_emb(hidden, positions),
             "use_cache": True,
             self.family.cache_argument: CacheWindow(cache, span),
         }
+        angles = {name: rotary(hidden, positions) for name, rotary in rotaries(self.decoder.rotary_emb).items()}
         for index in range(start, stop):
             layer = self.decoder.layers[index]
+            arguments["position_embeddings"] = angles.get("") or angles[self.config.layer_types[index]]
             if masks:
                 arguments["attention_mask"] = masks[self.layout[index].reach.name]
             attention, mlp = (index, "attention") not in skip, (index, "mlp") not in skip

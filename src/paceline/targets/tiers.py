@@ -11,12 +11,15 @@ import torch
 from paceline.errors import ModifiedModel, NativeUnavailable, OptionError, UnsupportedModel
 from paceline.targets.adapters import without_wrapper
 from paceline.targets.base import Target
-from paceline.targets.proof import check_agrees, witness
+from paceline.targets.context import context_of
+from paceline.targets.layout import layer_windows, small_windows
+from paceline.targets.proof import Witness, check_agrees, witness
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from paceline.targets.native import NativeTarget
+    from paceline.targets.torch_tier import TorchTarget
 
 #: How a target pass runs, as `module:function` of (model, tokenizer): one block view, the same results.
 TIERS = {
@@ -67,17 +70,26 @@ def make_target(
     if tier == REFERENCE:
         return cast("Target", make(model, tokenizer))
     import_module(module if tier != "torch" else TORCH).check_model(model)
-    seen = None if proven else witness(model, noise=False)  # before its weights are taken
+    seen, small = (None, []) if proven else _witnessed(model)  # before its weights are taken
     try:
         target: Target = make(model, tokenizer)
     except NativeUnavailable as error:
         log.warning(GOING_ON, error)
         return make_target(model, tokenizer, "torch", exact, proven=proven)
     if seen is not None:
-        check_agrees(target, seen)
+        fast = cast("NativeTarget | TorchTarget", target)
+        own, fast.windows = fast.windows, small
+        check_agrees(fast, seen)
+        fast.windows = own
     if exact and not target.exact:
         raise _not_exact(tier, target.exactness)
     return target
+
+
+def _witnessed(model: PreTrainedModel) -> tuple[Witness, list[int]]:
+    """What the model makes of a few tokens, with windows so small that these show how it uses them; and the windows."""
+    with small_windows(model):
+        return witness(model, noise=False), layer_windows(model, context_of(model.config.get_text_config())) or []
 
 
 def _fastest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, exact: bool | None) -> Target:

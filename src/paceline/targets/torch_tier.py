@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,11 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.errors import UnsupportedModel
 from paceline.targets import fused
 from paceline.targets.cache import CacheShape, KVCache
-from paceline.targets.context import context_of
-from paceline.targets.layout import sees_everything
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
 from paceline.targets.plain_ops import PlainOps
 from paceline.targets.rope import RopeTables
@@ -61,13 +58,23 @@ class TorchTarget(Target):
         super().__init__(model, tokenizer)
         pack = self.device.type == "cpu" and self.dtype == torch.float32 and can_pack()
         self.weights = weights = fused.absorb(model, PackedLinear if pack else PlainLinear)
-        rope = RopeTables(weights.rotary, self.dtype, self.device, self.context)
+        ropes = [RopeTables(rotary, self.dtype, self.device, self.context) for rotary in weights.rotaries]
         why_not = _why_not(self) if exact else "torch's own attention was asked for"
-        self.ops = _operations(exact=not why_not)(weights.shape, rope, self.context)
+        self.ops = _operations(exact=not why_not)(weights.shape, ropes, self.context)
         self.exact: bool = self.ops.exact
         self.exactness = why_not or "prepacked products and attention sum in an order that no other token changes"
         self.weight_bytes = sum(linear.bytes for linear in weights.linears)
         self._plan: Any = None
+
+    @property
+    def windows(self) -> list[int]:
+        """By layer: how many tokens a token sees, itself included; 0: all before it."""
+        return [layer.window for layer in self.weights.layers]
+
+    @windows.setter
+    def windows(self, windows: Sequence[int]) -> None:
+        for layer, window in zip(self.weights.layers, windows, strict=True):
+            layer.window = window
 
     def cache_shape(self) -> CacheShape:
         shape = self.weights.shape
@@ -152,7 +159,7 @@ def _why_not(target: TorchTarget) -> str:
     return "" if team.available() else "this torch's threads cannot run the exact attention"
 
 
-def _operations(exact: bool) -> Callable[[Shape, RopeTables, int], Operations]:
+def _operations(exact: bool) -> Callable[[Shape, Sequence[RopeTables], int], Operations]:
     if not exact:
         return PlainOps
     from paceline.targets.exact_ops import ExactOps
@@ -164,8 +171,6 @@ def check_model(model: PreTrainedModel) -> None:
     """Raises UnsupportedModel for what no tier runs, or only the reference tier."""
     check_supported(model)
     fused.check(model)
-    if not sees_everything(model, context_of(model.config.get_text_config())):
-        raise UnsupportedModel("the torch tier does not support sliding windows: use the reference tier")
 
 
 def make_torch_target(

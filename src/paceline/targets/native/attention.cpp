@@ -1,4 +1,6 @@
-// Attention of every new token over its own list of cache slots (a shared prefix, then a path through the draft tree).
+// Attention of every new token over its own list of cache slots (a shared prefix, then a path through the draft tree),
+// or, in a layer with a window, over the list's end. As a list holds the token's ancestors, one for each position, a
+// window counts positions.
 //
 // Blocking. The list is cut into chunks of 128 entries by list index. A chunk's softmax is computed alone: its maximum
 // m, the sum s of e^(score - m) and the values weighted by it; chunks are then folded together in list order. So a
@@ -35,23 +37,11 @@ inline Heads heads_of(const Model& model, int group) {
     return {kv, kv * shared + from, shared * (i + 1) / groups - from};
 }
 
-inline int listed(const Pass& pass, int t) {
-    return pass.prefix[t] + pass.extra_start[t + 1] - pass.extra_start[t];
-}
-
-inline int chunks(const Pass& pass, int t) { return (listed(pass, t) + CHUNK - 1) / CHUNK; }
-
-inline int longest(const Pass& pass, int first, int last) {
-    int most = 0;
-    for (int t = first; t < last; t++) most = std::max(most, chunks(pass, t));
-    return most;
-}
-
 // One layer's attention, as its groups see it.
 class Attention {
   public:
     Attention(const Model& model, const Pass& pass, int layer, const float* q, int ldq)
-        : model_(model), pass_(pass), layer_(layer), q_(q), ldq_(ldq) {}
+        : model_(model), pass_(pass), layer_(layer), window_(model.layers[layer].window), q_(q), ldq_(ldq) {}
 
     // Chunk `chunk` of tokens first .. last-1, at most TOKENS; token t's result goes to part(t).
     template <class To>
@@ -96,48 +86,65 @@ class Attention {
     void attend_row(int first, int last, Heads heads, int from, To part) const {
         const int dims = model_.head_dim;
         Group group;
-        int tokens[TOKENS], active = 0, common = CHUNK, count = 0;
+        int tokens[TOKENS], active = 0, count = 0;
+        Range common = {CHUNK, CHUNK};  // of the chunk: from the first entry that any token sees to where lists part
         for (int t = first; t < last; t++) {
-            if (listed(pass_, t) <= from) continue;
+            const Range entries = within(t, from);
+            if (entries.size() <= 0) continue;
             for (int h = 0; h < heads.count; h++, count++) {
                 arrange(q_ + (size_t)t * ldq_ + (heads.first + h) * dims, count, group);
                 group.sums[count] = part(t).values[h];
                 std::memset(group.sums[count], 0, sizeof(float) * round_up(dims, PANEL));
             }
             tokens[active++] = t;
-            common = std::min(common, pass_.prefix[t] - from);
+            common = {std::min(common.first, entries.first), std::min(common.last, pass_.prefix[t] - from)};
         }
         if (!active) return;
         for (int i = 0; i < count + PER; i++) group.score[i] = group.scores[i];
         group.keys = pass_.cache + layer_ * pass_.layer_stride + pass_.row[first] * pass_.row_stride +
                      heads.kv * pass_.head_stride;
         group.values = group.keys + pass_.value_stride;
-        common = std::max(common, 0);
-        for (int j = 0; j < common; j++) group.slots[j] = from + j;
-        score_all(group, 0, count, 0, common);
+        common.last = std::max(common.last, 0);
+        for (int j = common.first; j < common.last; j++) group.slots[j] = from + j;
+        score_all(group, 0, count, common.first, common.last);
         for (int i = 0; i < active; i++) {  // the rest of each token's list, on top of what all share
-            const int t = tokens[i], own = std::min(CHUNK, listed(pass_, t) - from), query = i * heads.count;
-            fill(group, t, from, common, own);
-            score_all(group, query, heads.count, common, own);
-            for (int h = 0; h < heads.count; h++)
-                weights(group.score[query + h], own, part(t).m[h], part(t).s[h]);
+            const int t = tokens[i], query = i * heads.count;
+            const Range entries = within(t, from), own = {std::max(common.last, entries.first), entries.last};
+            fill(group, t, from, own);
+            score_all(group, query, heads.count, own.first, own.last);
+            for (int h = 0; h < heads.count; h++) {
+                float* scores = group.score[query + h];
+                for (int j = common.first; j < entries.first; j++) scores[j] = 0.0f;  // seen by others only
+                weights(scores, entries, part(t).m[h], part(t).s[h]);
+            }
         }
-        weigh_all(group, 0, count, 0, common);
+        weigh_all(group, 0, count, common.first, common.last);
         for (int i = 0; i < active; i++) {
-            const int t = tokens[i], own = std::min(CHUNK, listed(pass_, t) - from);
-            fill(group, t, from, common, own);
-            weigh_all(group, i * heads.count, heads.count, common, own);
+            const int t = tokens[i];
+            const Range entries = within(t, from), own = {std::max(common.last, entries.first), entries.last};
+            fill(group, t, from, own);
+            weigh_all(group, i * heads.count, heads.count, own.first, own.last);
         }
     }
 
-    void weights(float* scores, int count, float& m, float& s) const {
-        if (model_.score_cap) cap_scores(scores, count, model_.scale, model_.score_cap);
-        soften(scores, count, model_.score_cap ? 1.0f : model_.scale, m, s);
+    // What a token sees of the chunk that begins at entry `from` of its list; of no size, or less: nothing.
+    Range within(int t, int from) const {
+        const Range entries = seen(pass_, window_, t);
+        return {std::max(0, entries.first - from), std::min(CHUNK, entries.last - from)};
     }
 
-    void fill(Group& group, int t, int from, int first, int last) const {
+    // Of these entries of the chunk; an entry's lane is that of its place in the chunk.
+    void weights(float* scores, Range entries, float& m, float& s) const {
+        const int unseen = entries.first % LANES, count = entries.size() + unseen;
+        scores += entries.first - unseen;
+        if (model_.score_cap) cap_scores(scores, count, model_.scale, model_.score_cap);
+        soften(scores, unseen, count, model_.score_cap ? 1.0f : model_.scale, m, s);
+    }
+
+    void fill(Group& group, int t, int from, Range own) const {
         const int prefix = pass_.prefix[t], extra = pass_.extra_start[t] - prefix + from;
-        for (int j = first; j < last; j++) group.slots[j] = from + j < prefix ? from + j : pass_.extra[extra + j];
+        for (int j = own.first; j < own.last; j++)
+            group.slots[j] = from + j < prefix ? from + j : pass_.extra[extra + j];
     }
 
     // A query's dimensions beside those of the others of its register, eight by eight; zeros beyond its last.
@@ -193,7 +200,7 @@ class Attention {
 
     const Model& model_;
     const Pass& pass_;
-    const int layer_;
+    const int layer_, window_;
     const float* const q_;
     const int ldq_;
 };
@@ -214,31 +221,35 @@ inline int group_size(const Pass& pass, int each) {
 size_t attention_floats(const Model& model, const Pass& pass) {
     if (!narrow(model, pass)) return 0;
     const size_t heads = (size_t)model.kv_heads * groups_per_kv(model);
-    return heads * pass.tokens * longest(pass, 0, pass.tokens) * (sizeof(Part) / sizeof(float));
+    return heads * pass.tokens * chunks(pass, 0, 0, pass.tokens).size() * (sizeof(Part) / sizeof(float));
 }
 
 void attention(Team& team, const Model& model, const Pass& pass, int layer, const float* q, int ldq, float* out,
                int ldo, float* workspace) {
     const Attention all(model, pass, layer, q, ldq);
     const int head_groups = model.kv_heads * groups_per_kv(model), tokens = pass.tokens;
+    const int window = model.layers[layer].window;
     if (narrow(model, pass)) {
-        const int deep = longest(pass, 0, tokens), size = group_size(pass, head_groups * deep);
+        const Range all_chunks = chunks(pass, window, 0, tokens);
+        const int deep = all_chunks.size(), size = group_size(pass, head_groups * deep);
         const int groups = (tokens + size - 1) / size;
         Part* parts = (Part*)workspace;  // by heads, chunk and token
         const auto part = [&](int heads, int chunk, int t) -> Part& {
-            return parts[((size_t)heads * deep + chunk) * tokens + t];
+            return parts[((size_t)heads * deep + chunk - all_chunks.first) * tokens + t];
         };
         team.each(head_groups * deep * groups, 1, [&](int i, int) {
-            const int heads = i / groups / deep, chunk = i / groups % deep, first = i % groups * size;
+            const int heads = i / groups / deep, first = i % groups * size;
+            const int chunk = all_chunks.first + i / groups % deep;
             all.attend(first, std::min(first + size, tokens), heads_of(model, heads), chunk,
                        [&](int t) -> Part& { return part(heads, chunk, t); });
         });
         team.each(head_groups * tokens, 4, [&](int i, int) {
             const int heads = i / tokens, t = i % tokens;
             const Heads some = heads_of(model, heads);
-            for (int chunk = 1; chunk < chunks(pass, t); chunk++)
-                all.fold(part(heads, 0, t), part(heads, chunk, t), some.count);
-            all.finish(part(heads, 0, t), some, out + (size_t)t * ldo);
+            const Range own = chunks(pass, window, t);
+            for (int chunk = own.first + 1; chunk < own.last; chunk++)
+                all.fold(part(heads, own.first, t), part(heads, chunk, t), some.count);
+            all.finish(part(heads, own.first, t), some, out + (size_t)t * ldo);
         });
         return;
     }
@@ -247,12 +258,16 @@ void attention(Team& team, const Model& model, const Pass& pass, int layer, cons
         const int first = i % groups * size, last = std::min(first + size, tokens);
         const Heads heads = heads_of(model, i / groups);
         Part state[TOKENS], next[TOKENS];
-        const int deep = longest(pass, first, last);
-        for (int chunk = 0; chunk < deep; chunk++) {
+        const Range some = chunks(pass, window, first, last);
+        for (int chunk = some.first; chunk < some.last; chunk++) {
+            const auto begins = [&](int t) { return chunk == chunks(pass, window, t).first; };
             all.attend(first, last, heads, chunk,
-                       [&](int t) -> Part& { return chunk ? next[t - first] : state[t - first]; });
-            for (int t = first; t < last && chunk; t++)
-                if (chunk < chunks(pass, t)) all.fold(state[t - first], next[t - first], heads.count);
+                       [&](int t) -> Part& { return begins(t) ? state[t - first] : next[t - first]; });
+            for (int t = first; t < last; t++) {
+                const Range own = chunks(pass, window, t);
+                if (own.first < chunk && chunk < own.last)
+                    all.fold(state[t - first], next[t - first], heads.count);
+            }
         }
         for (int t = first; t < last; t++) all.finish(state[t - first], heads, out + (size_t)t * ldo);
     });

@@ -1,4 +1,5 @@
-// The inner loops of attention: scores of queries against keys, weights from scores, values weighted.
+// Which keys a token sees, and the inner loops of attention: scores of queries against keys, weights from scores,
+// values weighted.
 //
 // Blocking. Queries that see the same slots - the heads that share a key/value head, of neighbouring tokens - go
 // through them together, so that keys and values are read once for several: scores take up to REGISTERS registers of
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 
+#include "native.h"
 #include "vectors.h"
 
 namespace paceline::PACELINE_ISA {
@@ -16,6 +18,36 @@ constexpr int CHUNK = 128;            // slots whose softmax is computed togethe
 constexpr int PER = WIDE / LANES;     // queries in a register
 constexpr int REGISTERS = 3;          // x 4 keys: 12 accumulators
 constexpr int QUERIES = 3 * PER;      // x 4 registers of values: 12 accumulators of 16 registers, or 24 of 32
+
+inline int listed(const Pass& pass, int t) {
+    return pass.prefix[t] + pass.extra_start[t + 1] - pass.extra_start[t];
+}
+
+struct Range {
+    int first, last;
+    int size() const { return last - first; }
+};
+
+// The entries of its list that a token sees.
+inline Range seen(const Pass& pass, int window, int t) {
+    const int count = listed(pass, t);
+    return {window ? std::max(0, count - window) : 0, count};
+}
+
+inline Range chunks(const Pass& pass, int window, int t) {
+    const Range entries = seen(pass, window, t);
+    return {entries.first / CHUNK, (entries.last + CHUNK - 1) / CHUNK};
+}
+
+// Those of any token.
+inline Range chunks(const Pass& pass, int window, int first, int last) {
+    Range all = chunks(pass, window, first);
+    for (int t = first + 1; t < last; t++) {
+        const Range some = chunks(pass, window, t);
+        all = {std::min(all.first, some.first), std::max(all.last, some.last)};
+    }
+    return all;
+}
 
 // The last vector of a row is read up to the row's end only, unless its end is a vector's (WHOLE).
 template <class V, bool WHOLE>
@@ -100,8 +132,10 @@ void weigh(const float* const* weights, int d, int dims, const float* values, co
     for (int i = 0; i < G * N; i++) store(sums[i / N] + d + i % N * WIDE, a[i]);
 }
 
-// Scores to weights e^(scale * (score - maximum)), in place; m is the scaled maximum.
-inline void soften(float* scores, int count, float scale, float& m, float& s) {
+// Scores to weights e^(scale * (score - maximum)), in place; m is the scaled maximum. The first `unseen`, fewer than a
+// vector has, weigh nothing.
+inline void soften(float* scores, int unseen, int count, float scale, float& m, float& s) {
+    for (int j = 0; j < unseen; j++) scores[j] = scores[unseen];
     for (int j = count; j % LANES; j++) scores[j] = scores[count - 1];
     vf most = load<vf>(scores), total = {};
     for (int j = 0; j < count; j += LANES) {
@@ -112,7 +146,8 @@ inline void soften(float* scores, int count, float scale, float& m, float& s) {
     for (int i = 1; i < LANES; i++) highest = std::max(highest, most[i]);
     m = highest * scale;
     for (int j = 0; j < count; j += LANES) {
-        const vf weight = exp((load<vf>(scores + j) - splat<vf>(highest)) * splat<vf>(scale));
+        vf weight = exp((load<vf>(scores + j) - splat<vf>(highest)) * splat<vf>(scale));
+        for (int i = j; i < unseen; i++) weight[i] = 0.0f;
         store(scores + j, weight);
         if (count - j >= LANES)
             total += weight;

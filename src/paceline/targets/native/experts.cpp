@@ -39,7 +39,7 @@ struct Groups {  // inside the workspace. A *place* is a token at one of its exp
 // The experts of one token by number, and their weights; `scores` become e^(score - the highest).
 void choose(const Model& m, float* scores, int32_t* expert, float* weights) {
     float highest, total, sum = 0.0f;
-    soften(scores, m.experts, 1.0f, highest, total);
+    soften(scores, 0, m.experts, 1.0f, highest, total);
     int count = 0;
     for (int e = 0; e < m.experts; e++) {  // from the largest weight on
         int at = count;

@@ -17,6 +17,7 @@ from paceline.targets.native.weights import CMatrix, Packed, pointer
 
 if TYPE_CHECKING:
     from paceline.targets.parts import Norm
+    from paceline.targets.rope import RopeTables
 
 
 class CNorm(ctypes.Structure):
@@ -37,6 +38,7 @@ class CExperts(ctypes.Structure):
     )
 
 
+ROPES = 2  # tables of angles, at most
 NORMS = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm", "query_norm", "key_norm")
 
 
@@ -45,8 +47,8 @@ class CLayer(ctypes.Structure):
         *((name, CMatrix) for name in ("qkv", "out", "gate_up", "down")),
         ("experts", CExperts),
         *((name, CNorm) for name in NORMS),
-        ("rotates", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("rope", ctypes.c_int32),
+        ("window", ctypes.c_int32),
     )
 
 
@@ -95,7 +97,8 @@ class CPass(ctypes.Structure):
     _fields_ = (
         ("tokens", ctypes.c_int32),
         ("threads", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("cosine", "sine", "cache")),
+        *((name, ctypes.c_void_p * ROPES) for name in ("cosine", "sine")),
+        ("cache", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("layer_stride", "value_stride", "row_stride", "head_stride")),
         *((name, ctypes.c_void_p) for name in ("position", "row", "slot", "prefix", "extra_start", "extra")),
         ("workspace", ctypes.c_void_p),
@@ -135,7 +138,8 @@ class LayerWeights:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     experts: ExpertWeights | None = None
-    rotates: bool = True
+    rope: int = 0  # which of the tables of angles; -1: none
+    window: int = 0  # tokens that a token sees, itself included; 0: all
 
     def matrices(self, chosen: int | None = None) -> tuple[Packed, ...]:
         """All, or those that one token passes."""
@@ -147,7 +151,8 @@ class LayerWeights:
             *(_matrix(matrix) for matrix in (self.qkv, self.out, self.gate_up, self.down)),
             self.experts.c() if self.experts else CExperts(),
             *(_norm(getattr(self, name)) for name in NORMS),
-            self.rotates,
+            self.rope,
+            self.window,
         )
 
 
@@ -164,7 +169,8 @@ class Places(NamedTuple):
     """Where each token of a pass stands (int32 arrays); tokens are flat over the rows of the batch.
 
     A token's key and value go to `slot` of cache row `row`. It sees slots `0 .. prefix-1` of that row, then, in this
-    order, `extra[extra_start[t] : extra_start[t+1]]`; its own slot is the last it sees.
+    order, `extra[extra_start[t] : extra_start[t+1]]`; its own slot is the last it sees. A layer with a window leaves
+    out the beginning of that list.
     """
 
     position: Int[np.ndarray, " tokens"]
@@ -197,6 +203,16 @@ class NativeModel:
         NativeModel.__init__(self, **state)
 
     @property
+    def windows(self) -> list[int]:
+        """By layer: how many tokens a token sees, itself included; 0: all."""
+        return [layer.window for layer in self._layers]
+
+    @windows.setter
+    def windows(self, windows: Sequence[int]) -> None:
+        for layer, window in zip(self._layers, windows, strict=True):
+            layer.window = window
+
+    @property
     def matrices(self) -> list[Packed]:
         """All, each of a chain by itself, the head last."""
         layers, _, head = self._keep
@@ -212,8 +228,7 @@ class NativeModel:
     def layers(
         self,
         hidden: Float[Tensor, "tokens hidden"],
-        cosine: Float[Tensor, "positions half_rotary"],
-        sine: Float[Tensor, "positions half_rotary"],
+        ropes: Sequence[RopeTables],
         store: Float[Tensor, "layers 2 rows kv_heads capacity head_dim"],
         places: Places,
         start: int,
@@ -224,13 +239,16 @@ class NativeModel:
         """Layers `start .. stop-1`, in place over `hidden` (contiguous); writes the tokens' keys and values.
 
         Args:
+            ropes: the tables of angles that layers name.
             skip: two flags a layer of the range: leave out its attention, its MLP.
             beside: what the attention of layer `start` reads besides (contiguous), see `Target.layers`.
         """
         call = CPass(
             len(hidden),
             torch.get_num_threads(),
-            *(tensor.data_ptr() for tensor in (cosine, sine, store)),
+            (ctypes.c_void_p * ROPES)(*(rope.cos.data_ptr() for rope in ropes)),
+            (ctypes.c_void_p * ROPES)(*(rope.sin.data_ptr() for rope in ropes)),
+            store.data_ptr(),
             *store.stride()[:4],
             *(array.ctypes.data for array in places),
         )

@@ -18,6 +18,7 @@ constexpr int LANES = 8;          // partial sums of a norm, a score or a softma
 constexpr int PANEL = 16;         // outputs of a matrix that are stored, and computed, side by side
 constexpr int BLOCK = 32;         // inputs are padded to whole blocks; also the block of the GGUF formats
 constexpr int MAX_HEAD_DIM = 256;
+constexpr int ROPES = 2;          // of layers with windows, and of the others
 constexpr int MAX_PARTS = 3;      // matrices of a chain: at most a query's, a key's and a value's
 
 enum Kind : int32_t { F32, BF16, Q8_0, Q4_0, Q4_1, F16, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, KINDS };
@@ -49,7 +50,8 @@ struct Layer {
     Matrix gate_up, down;  // gated: panels of eight gate rows followed by their eight up rows; outputs 0: no MLP
     Experts experts;       // if there are any, the MLP is the shared one
     Norm attention_norm, attention_post_norm, mlp_norm, mlp_post_norm, query_norm, key_norm;
-    int32_t rotates, reserved;
+    int32_t rope;                  // which of the pass's tables rotates its heads; -1: none
+    int32_t window;                // tokens that a token sees, itself included; 0: all
 };
 
 struct Model {
@@ -75,13 +77,14 @@ struct Model {
 
 struct Pass {  // `tokens` new tokens, flat over the rows of the batch
     int32_t tokens, threads;
-    const float *cosine, *sine;  // tables [positions, rotary / 2]
+    const float *cosine[ROPES], *sine[ROPES];  // tables [positions, rotary / 2]
     float* cache;                // [layers, 2, rows, kv_heads, capacity, head_dim] with these strides, in floats:
     int64_t layer_stride, value_stride, row_stride, head_stride;
     const int32_t* position;     // of each token
     const int32_t *row, *slot;   // where its key and value go
-    const int32_t* prefix;       // a token sees slots 0 .. prefix-1 of its row,
-    const int32_t *extra_start, *extra;  // then extra[extra_start[t] .. extra_start[t+1]-1], its own slot last
+    const int32_t* prefix;       // a token's list: slots 0 .. prefix-1 of its row,
+    const int32_t *extra_start, *extra;  // then extra[extra_start[t] .. extra_start[t+1]-1], its own slot last. It
+                                 // sees the whole list, or the end that its layer's window leaves
     float* workspace;            // workspace_floats(...) floats, 64-byte aligned
     const float* beside;         // [tokens, hidden], behind what the first layer's attention reads, normed; or null
 };

@@ -119,8 +119,8 @@ void place_heads(Team& team, const Model& model, const Layer& layer, const Pass&
         const bool normed = norm.weight && !whole;
         if (normed && !model.norm_rotated) apply(norm, x, dims, x);
         const size_t angles = (size_t)pass.position[t] * half;
-        const int turned = layer.rotates ? 2 * half : 0;
-        if (turned) rope(x, pass.cosine + angles, pass.sine + angles, half, to);
+        const int turned = layer.rope < 0 ? 0 : 2 * half;
+        if (turned) rope(x, pass.cosine[layer.rope] + angles, pass.sine[layer.rope] + angles, half, to);
         if (to != x) std::memcpy(to + turned, x + turned, sizeof(float) * (dims - turned));
         if (normed && model.norm_rotated) apply(norm, to, dims, to);
     });

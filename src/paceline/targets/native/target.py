@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.targets.cache import CacheShape, KVCache
-from paceline.targets.context import context_of
-from paceline.targets.layout import sees_everything
 from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 from paceline.targets.native.model import ACTIVATIONS, ExpertWeights, LayerWeights, NativeModel, Places, Sizes
@@ -65,12 +63,23 @@ class NativeTarget(Target):
         self.compute_dtype = torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float32
         parts = ModelParts(model)
         self._shape = CacheShape(self.num_layers, parts.kv_heads, parts.head_dim)
-        self._rope = RopeTables(parts.decoder.rotary_emb, self.dtype, self.device, self.context)
+        self._ropes = [
+            RopeTables(rotary, self.dtype, self.device, self.context) for rotary in parts.rotaries.values()
+        ]
         self._scale, self._norm = parts.embedding_factor, _float(parts.norm)
         self.native, self._embedding = self._pack(parts, storage)
         self.weight_bytes = sum(matrix.bytes for matrix in self.native.read)
         if self.native.sizes.experts:
             self.weight_count = sum(matrix.outputs * matrix.c.inputs for matrix in self.native.read)
+
+    @property
+    def windows(self) -> list[int]:
+        """By layer: how many tokens a token sees, itself included; 0: all before it."""
+        return self.native.windows
+
+    @windows.setter
+    def windows(self, windows: Sequence[int]) -> None:
+        self.native.windows = windows
 
     # -- the block view --------------------------------------------------------------------------------------------
     def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]:
@@ -91,12 +100,13 @@ class NativeTarget(Target):
             raise IndexError(f"the pass ends at slot {span.end} of a cache of {cache.capacity}")
         hidden = hidden.clone(memory_format=torch.contiguous_format)  # the pass works in place
         flags = bytes((i, part) in skip for i in range(start, stop) for part in ("attention", "mlp")) if skip else None
-        self._rope.grow(span.end)
+        for rope in self._ropes:
+            rope.grow(span.end)
         flat, where = hidden.view(-1, hidden.shape[-1]), span.memo.get(self.context)
         if where is None:
             where = span.memo[self.context] = places(span, self.context)
         other = None if beside is None else beside.reshape(flat.shape).contiguous()
-        self.native.layers(flat, self._rope.cos, self._rope.sin, cache.store, where, start, stop, flags, other)
+        self.native.layers(flat, self._ropes, cache.store, where, start, stop, flags, other)
         return hidden
 
     def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
@@ -142,7 +152,7 @@ class NativeTarget(Target):
         output = embedding if tied else storage.pack({"lm_head": head})
         if tied:
             head.weight = embed.weight  # both empty now
-        sizes = _sizes(parts, 2 * self._rope.cos.shape[1], layers)
+        sizes = _sizes(parts, layers)
         return NativeModel(sizes, layers, self._norm, output), embedding
 
 
@@ -151,22 +161,20 @@ def check_model(model: PreTrainedModel) -> None:
     check_described(model, "native")
     check_supported(model)
     parts = ModelParts(model)
-    config, family, size = parts.config, parts.family, parts.head_dim
-    rotary = 2 * parts.decoder.rotary_emb.inv_freq.numel()
+    config, family, size, rotary = parts.config, parts.family, parts.head_dim, parts.rotary
     refuse(
         "native",
         {
             f"head size {size}, of it {rotary} rotated": size > MAX_HEAD_DIM or size % 2 or rotary > size,
             f"experts with activation {getattr(config, family.activation)}": family.experts
             and not (family.gated and parts.activation == "silu"),
-            "sliding windows": not sees_everything(model, context_of(config)),
             f"device {model.device}": model.device.type != "cpu",
             "float64 (it computes in float32)": model.dtype == torch.float64,
         },
     )
 
 
-def _sizes(parts: ModelParts, rotary: int, layers: Sequence[LayerWeights]) -> Sizes:
+def _sizes(parts: ModelParts, layers: Sequence[LayerWeights]) -> Sizes:
     config, family, any_layer = parts.config, parts.family, layers[0]
     queries = any_layer.query_norm.weight if any_layer.query_norm else torch.empty(0)
     moe = next((layer.experts for layer in layers if layer.experts), None)
@@ -176,7 +184,7 @@ def _sizes(parts: ModelParts, rotary: int, layers: Sequence[LayerWeights]) -> Si
         heads=parts.heads,
         kv_heads=parts.kv_heads,
         head_dim=parts.head_dim,
-        rotary=rotary,
+        rotary=parts.rotary,
         inner=max((layer.down.c.inputs for layer in layers if layer.down), default=0),
         activation=ACTIVATIONS.index(parts.activation),
         gated=family.gated,
@@ -210,7 +218,8 @@ def _pack_layer(storage: Storage, layer: LayerParts, gated: bool) -> LayerWeight
         query_norm=_float(layer.query_norm),
         key_norm=_float(layer.key_norm),
         experts=_pack_experts(storage, layer.experts) if layer.experts else None,
-        rotates=layer.rotates,
+        rope=layer.rope,
+        window=layer.window,
     )
 
 
