@@ -1,8 +1,9 @@
 """Attention on CPU in float32 whose bits, for a token, depend on the keys it sees and on nothing else.
 
 A token sees a *list* of keys: the committed ones, then its ancestors in the draft region; in a layer with a window the
-end of that list. Scores, softmax and the sum of values go over it in order, in blocks counted from its beginning. Where the keys lie (in a row, or prefix +
-tree path) only decides which address is read; how many tokens, heads or rows run beside it, only in which thread.
+end of that list. Scores, softmax and the sum of values go over it in order, in blocks counted from its beginning. Where
+the keys lie (in a row, or prefix + tree path) only decides which address is read; how many tokens, heads or rows run
+beside it, only in which thread.
 """
 
 from __future__ import annotations

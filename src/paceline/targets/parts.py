@@ -256,7 +256,7 @@ def check_described(model: PreTrainedModel, tier: str) -> None:
             f"activation {activation}": activation not in ACTIVATIONS,
             **{f"rotary embeddings of type {kind}": kind not in STATIC_ROPE for kind in kinds},
             "rotations of several sizes": len({rope.inv_freq.numel() for rope in ropes}) > 1,
-            "layers that keep anything but keys and values, or chunks": layer_windows(model, context_of(config)) is None,
+            "layers with states, or that see chunks": layer_windows(model, context_of(config)) is None,
             **{f"{name}={value}": value for name, value in settings.items()},
         },
     )

@@ -84,8 +84,8 @@ class PlainOps:
         rows = queries.reshape(batch, shape.kv_heads, -1, shape.head_dim)
         if shape.score_cap:
             assert mask is not None
-            scores = (rows @ keys.mT * (shape.score_scale / shape.score_cap)).tanh_() * shape.score_cap + mask
-            out = scores.softmax(-1, torch.float32).to(values.dtype) @ values
+            scores = ((rows @ keys.mT).float() * (shape.score_scale / shape.score_cap)).tanh_() * shape.score_cap + mask
+            out: Tensor = scores.softmax(-1).to(values.dtype) @ values
         else:
             out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=shape.score_scale)
         return out.view(batch, shape.heads, width, -1).transpose(1, 2).reshape(batch * width, -1)
@@ -95,7 +95,7 @@ class PlainOps:
             return functional.gelu(up)
         gate, up = up.chunk(2, -1)
         if self.shape.activation == "gelu_tanh":
-            return functional.gelu(gate, approximate="tanh").mul_(up)
+            return functional.gelu(gate, approximate="tanh") * up
         return functional.silu(gate).mul_(up)
 
     def _norm_heads(self, x: Tensor, norm: Norm) -> Tensor:

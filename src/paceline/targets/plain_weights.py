@@ -77,8 +77,7 @@ def _changed(model: PreTrainedModel) -> str:
         model_like: Any = type(model)(config)
     fresh = getattr(model_like, family.decoder)
     pairs = {
-        f"layers.{index}": (layer, fresh.layers[0 if uniform else index])
-        for index, layer in enumerate(decoder.layers)
+        f"layers.{index}": (layer, fresh.layers[0 if uniform else index]) for index, layer in enumerate(decoder.layers)
     }
     pairs |= {part: (getattr(decoder, part), getattr(fresh, part)) for part in (family.norm, "rotary_emb")}
     for name, (ours, made) in pairs.items():

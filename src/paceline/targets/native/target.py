@@ -63,9 +63,7 @@ class NativeTarget(Target):
         self.compute_dtype = torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float32
         parts = ModelParts(model)
         self._shape = CacheShape(self.num_layers, parts.kv_heads, parts.head_dim)
-        self._ropes = [
-            RopeTables(rotary, self.dtype, self.device, self.context) for rotary in parts.rotaries.values()
-        ]
+        self._ropes = [RopeTables(rotary, self.dtype, self.device, self.context) for rotary in parts.rotaries.values()]
         self._scale, self._norm = parts.embedding_factor, _float(parts.norm)
         self.native, self._embedding = self._pack(parts, storage)
         self.weight_bytes = sum(matrix.bytes for matrix in self.native.read)
