@@ -15,6 +15,7 @@ from paceline.drafting.tree import TokenTree, tree_span
 from paceline.errors import ModelError, UnsupportedModel
 from paceline.policies.fixed import Fixed
 from paceline.targets import tiers
+from paceline.targets.costs import _slot_bytes
 from paceline.targets.layout import layer_windows
 from paceline.targets.native import NativeTarget, available
 from paceline.targets.native import start as packed
@@ -91,6 +92,11 @@ def test_other_windows_are_found_when_a_model_is_loaded(tier: str, monkeypatch: 
     monkeypatch.setattr(tiers, "layer_windows", lambda *_: [4, 4, 4])
     with told(ModelError, f"the {tier} tier gives other logits"):
         make_target(tiny("gemma2"), tier=tier)
+
+
+def test_costs_count_what_grows_with_the_text() -> None:
+    """The keys and values of one layer of three: 2 heads of 14 numbers."""
+    assert _slot_bytes(make_target(tiny("gemma2"), tier="torch")) == 2 * 2 * 14 * 4
 
 
 def test_windows_that_hold_the_whole_context_are_none() -> None:

@@ -235,9 +235,8 @@ def test_a_pass_beyond_the_cache_is_refused() -> None:
 
 
 REFUSED = {
-    "gelu_new": lambda: small_llama(hidden_act="gelu_new"),
+    "relu2": lambda: small_llama(hidden_act="relu2"),
     "dynamic": lambda: small_llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-    "sliding": lambda: hf.MistralForCausalLM(hf.MistralConfig(**GQA, sliding_window=8)),
     "gpt2": lambda: make("gpt2"),
     "several types": lambda: mixed(small_llama()),
     "adapters": lambda: adapted(small_llama()),

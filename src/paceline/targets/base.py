@@ -77,6 +77,11 @@ class Target(ABC):
     def name(self) -> str:
         return self.config.name_or_path or self.config.model_type
 
+    @property
+    def windows(self) -> list[int]:
+        """By layer: how many tokens a token sees, itself included; 0: all before it. Empty where `layout` tells."""
+        return []
+
     # -- the block view --------------------------------------------------------------------------------------------
     @abstractmethod
     def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]: ...

@@ -108,13 +108,14 @@ def _pass_seconds(target: Target, cache: Any, ids: torch.Tensor, context: int) -
 
 
 def _slot_bytes(target: Target) -> int:
-    """Of a token's keys and values, in layers that keep all of them."""
+    """Of a token's keys and values, in layers whose tokens see all of them."""
     if target.layout or target.chains_only:
         whole = [shape for shape in target.layout.values() if shape.reach.window is None]
         numbers = sum(math.prod(shape.keys) + math.prod(shape.values) for shape in whole)
         return max(1, numbers * target.dtype.itemsize)
     shape = target.cache_shape()
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * target.dtype.itemsize
+    whole = target.windows.count(0) if target.windows else shape.layers
+    return max(1, 2 * whole * shape.kv_heads * shape.head_dim * target.dtype.itemsize)
 
 
 def _guess(target: Target) -> Costs:

@@ -20,15 +20,9 @@ if TYPE_CHECKING:
 
 
 class PlainPlan(NamedTuple):
-    """Attributes:
-    angles: cos and sin by layers' `rope`, [batch, 1, width, rotary / 2].
-    masks: by layers' `window`, [batch, 1, group * width, end - first], and the first slot that any token sees; made
-        when the first such layer asks for them.
-    """
-
     span: Span
-    angles: list[tuple[Tensor, Tensor]]
-    masks: dict[int, tuple[int, Tensor | None]]
+    angles: list[tuple[Tensor, Tensor]]  # by a layer's `rope`: cos and sin, [batch, 1, width, rotary / 2]
+    masks: dict[int, tuple[int, Tensor | None]]  # by its `window`: the first slot seen; [batch, 1, group * width, seen]
 
 
 class PlainOps:
@@ -79,7 +73,8 @@ class PlainOps:
         if layer.window not in plan.masks:
             plan.masks[layer.window] = self._mask(plan, layer.window, keys.dtype)
         first, mask = plan.masks[layer.window]
-        keys, values = keys[:, :, first:], values[:, :, first:]
+        if first:
+            keys, values = keys[:, :, first:], values[:, :, first:]
         # The heads that share keys become rows of one head: no backend then has to repeat the keys.
         rows = queries.reshape(batch, shape.kv_heads, -1, shape.head_dim)
         if shape.score_cap:

@@ -68,7 +68,6 @@ class TorchTarget(Target):
 
     @property
     def windows(self) -> list[int]:
-        """By layer: how many tokens a token sees, itself included; 0: all before it."""
         return [layer.window for layer in self.weights.layers]
 
     @windows.setter

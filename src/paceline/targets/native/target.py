@@ -72,7 +72,6 @@ class NativeTarget(Target):
 
     @property
     def windows(self) -> list[int]:
-        """By layer: how many tokens a token sees, itself included; 0: all before it."""
         return self.native.windows
 
     @windows.setter
