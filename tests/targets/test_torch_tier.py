@@ -23,7 +23,7 @@ from paceline.targets.linear import PackedLinear, PackedRows, PlainLinear, can_p
 from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
 from paceline.targets.torch_tier import TorchTarget, make_torch_target
-from targets.test_families import BLOCKS, CONTEXT, GQA, bushy, make, random_ids
+from targets.test_families import BLOCKS, CONTEXT, bushy, make, random_ids
 from tiny import small_llama
 
 TYPES = {"float64": torch.float64, "float32": torch.float32}
