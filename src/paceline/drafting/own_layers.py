@@ -26,7 +26,7 @@ def layers_config(config: PretrainedConfig, layers: int) -> dict[str, Any]:
     """The target's configuration with another number of layers, and nothing done before or behind them."""
     kept = {key: value for key, value in config.to_diff_dict().items() if key not in _LEFT_OUT}
     if "layer_types" in kept:
-        kept["layer_types"] = kept["layer_types"][:1] * layers  # all alike: other models are refused
+        kept["layer_types"] = kept["layer_types"][:1] * layers  # of the first's kind
     kept |= FAMILIES[config.model_type].of_layers()
     return kept | {"num_hidden_layers": layers, "tie_word_embeddings": False}
 

@@ -114,8 +114,8 @@ def _slot_bytes(target: Target) -> int:
         numbers = sum(math.prod(shape.keys) + math.prod(shape.values) for shape in whole)
         return max(1, numbers * target.dtype.itemsize)
     shape = target.cache_shape()
-    whole = target.windows.count(0) if target.windows else shape.layers
-    return max(1, 2 * whole * shape.kv_heads * shape.head_dim * target.dtype.itemsize)
+    layers = target.windows.count(0) if target.windows else shape.layers
+    return max(1, 2 * layers * shape.kv_heads * shape.head_dim * target.dtype.itemsize)
 
 
 def _guess(target: Target) -> Costs:

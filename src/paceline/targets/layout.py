@@ -69,6 +69,8 @@ def layer_windows(model: PreTrainedModel, context: int) -> list[int] | None:
     None where layers do something else: keep states, or cut the text into chunks.
     """
     config = model.config.get_text_config()
+    if config.num_hidden_layers == 0:  # of a head without any of its own
+        return []
     plain, layers = (DynamicLayer, DynamicSlidingWindowLayer), _configured(model)
     others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if others or len(layers) != config.num_hidden_layers or any(type(layer) not in plain for layer in layers):

@@ -90,7 +90,8 @@ class PlainOps:
             return functional.gelu(up)
         gate, up = up.chunk(2, -1)
         if self.shape.activation == "gelu_tanh":
-            return functional.gelu(gate, approximate="tanh") * up
+            gated: Tensor = functional.gelu(gate, approximate="tanh") * up
+            return gated
         return functional.silu(gate).mul_(up)
 
     def _norm_heads(self, x: Tensor, norm: Norm) -> Tensor:

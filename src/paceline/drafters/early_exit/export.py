@@ -54,7 +54,7 @@ def draft_model(model: PreTrainedModel, head: ExitHead) -> PreTrainedModel:
     config: Any = copy.deepcopy(model.config)
     config.num_hidden_layers, config.tie_word_embeddings = layers, False
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]  # all alike: other models are refused
+        config.layer_types = config.layer_types[:layers]
     with torch.device("meta"):
         draft = type(model)(config)
     family = FAMILIES[config.model_type]

@@ -36,7 +36,7 @@ def cut(model: PreTrainedModel, first: int, last: int = 0) -> PreTrainedModel:
     decoder.layers = nn.ModuleList(layers)
     model.config.num_hidden_layers = len(layers)
     if getattr(model.config, "layer_types", None):
-        model.config.layer_types = model.config.layer_types[: len(layers)]  # all alike: other models are refused
+        model.config.layer_types = model.config.layer_types[: len(layers)]
     return model
 
 
