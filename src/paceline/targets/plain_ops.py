@@ -98,7 +98,8 @@ class PlainOps:
         if not self.shape.norm_whole:
             return self.norm(x, None, norm)
         whole = self.norm(x.transpose(1, 2).flatten(2), None, norm)  # [batch, width, heads * head_dim]
-        return whole.unflatten(2, (-1, self.shape.head_dim)).transpose(1, 2)
+        apart: Tensor = whole.unflatten(2, (-1, self.shape.head_dim)).transpose(1, 2)
+        return apart
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
