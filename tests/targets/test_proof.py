@@ -16,6 +16,7 @@ from helpers import hf_greedy, one_thread  # noqa: F401
 from paceline.errors import ContextOverflow, ModelError, UnsupportedModel
 from paceline.targets import as_target, make_target, proof
 from paceline.targets.target import BlockTarget, WholeTarget
+from paceline.targets.torch_tier import TorchTarget
 from tiny import small_llama
 from told import told
 
@@ -286,3 +287,32 @@ def test_witness_is_what_the_model_says() -> None:
     assert largest(model(seen.ids).logits - seen.logits) == 0
     assert seen.ids[0, : proof.SHARED].tolist() == seen.ids[1, : proof.SHARED].tolist()
     assert proof.witness(model, 1).ids.tolist() != seen.ids.tolist()
+
+
+def scores_of_another_scale(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 1.25
+
+
+def angles_of_another_size(model: Any) -> None:
+    model.model.rotary_emb.inv_freq *= 1.2
+
+
+def weaker_layers(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.mlp.down_proj.weight.mul_(0.8)
+
+
+@pytest.mark.parametrize("mistake", [scores_of_another_scale, angles_of_another_size, weaker_layers])
+@torch.inference_mode()
+def test_half_precision_hides_no_mistake(mistake: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a deep model with large weights, whose passes in bfloat16 differ by as much as those of the default model."""
+    monkeypatch.setattr("paceline.targets.parts.check_plain", lambda _: None)  # so that mistakes can be made in it
+    right, wrong = (small_llama(num_hidden_layers=16, initializer_range=0.2).bfloat16() for _ in range(2))
+    seen = proof.witness(right, noise=False)
+    mistake(wrong)
+    target = TorchTarget(right)
+    assert proof.differences(target, seen).max() > 0.02
+    proof.check_agrees(target, seen)
+    with told(ModelError, "the torch tier gives other logits than llama itself"):
+        proof.check_agrees(TorchTarget(wrong), seen)

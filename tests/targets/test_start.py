@@ -16,10 +16,12 @@ import torch
 from filelock import FileLock
 
 import paceline
+from paceline.drafters.eagle.head import EagleHead
 from paceline.drafting.own_layers import layers_config
 from paceline.targets import load_target
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.native import available, build, kept, start
+from paceline.targets.sources import load_model
 from paceline.targets.target import Target
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs a C++ compiler with OpenMP")
@@ -186,19 +188,23 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
         kept._object("os:system", {})
 
 
-@pytest.mark.parametrize("kind", ["help", "generate"])
+@pytest.mark.parametrize("kind", ["help", "prompt-lookup", "eagle"])
 def test_imports(kind: str, folder: str, tmp_path: Path) -> None:
     load(folder)
-    words = f"generate --model {folder} --tier native --drafter prompt-lookup --raw -n 2 abc"
-    here = {"help": ["--help"], "generate": words.split()}
+    drafter = kind
+    if kind == "eagle":
+        EagleHead.from_target(load_model(folder)[0]).save(tmp_path / "eagle")
+        drafter = f"eagle:head={tmp_path / 'eagle'}"
+    words = f"generate --model {folder} --tier native --drafter {drafter} --raw -n 2 abc"
+    asked = ["--help"] if kind == "help" else words.split()
     code = (
         "import sys, pathlib\nfrom paceline.cli.app import main\n"
-        f"if {kind == 'generate'}:\n"
+        f"if {kind != 'help'}:\n"
         "    from paceline.targets.native import build, start\n"
         f"    start.folder = lambda: pathlib.Path({str(tmp_path / 'packed')!r})\n"
         f"    library = pathlib.Path({str(build.folder())!r})\n"
         "    build.folder = lambda: library\n"
-        f"assert main({here[kind]!r}) == 0\nprint('MODULES', *sys.modules)"
+        f"assert main({asked!r}) == 0\nprint('MODULES', *sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from paceline.targets import make_target
 from paceline.targets.families import FAMILIES
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack
+from paceline.targets.llama_layers import LlamaLayers, LlamaShape
 from paceline.targets.target import BlockTarget, Target
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 #: Of the target's configuration: what its layers do not depend on.
 _LEFT_OUT = (
@@ -32,19 +35,29 @@ def layers_config(config: PretrainedConfig, layers: int) -> dict[str, Any]:
 
 
 def make_layers(config: dict[str, Any], outputs: int) -> PreTrainedModel:
-    """A causal LM of a `layers_config` without word embeddings, with random weights.
+    """A causal LM of a `layers_config` without word embeddings, with random weights: transformers' modules, or those of
+    `llama_layers` where they do, which need seconds less to import.
 
     Args:
         outputs: rows of its output matrix; 0: it has none.
     """
-    fields = dict(config)
-    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    kind = AutoConfig.for_model(fields.pop("model_type"), vocab_size=1, **no_ids, **fields)
-    lm: PreTrainedModel = AutoModelForCausalLM.from_config(kind)
+    shape = LlamaShape.of(config)
+    lm = cast("PreTrainedModel", LlamaLayers(shape)) if shape else _of_transformers(config)
+    kind = lm.config
     kind.vocab_size = outputs  # only now: two matrices of this size would have been made at random
     lm.set_input_embeddings(nn.Identity())
     lm.set_output_embeddings(nn.Linear(kind.hidden_size, outputs, bias=False) if outputs else nn.Identity())
     lm.eval()
+    return lm
+
+
+def _of_transformers(config: dict[str, Any]) -> PreTrainedModel:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = dict(config)
+    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    kind = AutoConfig.for_model(fields.pop("model_type"), vocab_size=1, **no_ids, **fields)
+    lm: PreTrainedModel = AutoModelForCausalLM.from_config(kind)
     return lm
 
 

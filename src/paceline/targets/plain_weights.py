@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from paceline.errors import ModifiedModel
 from paceline.targets.families import FAMILIES
+from paceline.targets.llama_layers import LlamaLayer, LlamaLayers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,7 +51,7 @@ def check_plain(model: PreTrainedModel) -> None:
 def _more_than_weights(module: nn.Module) -> str:
     """What a module has besides its weights; empty where it has nothing."""
     kind = type(module)
-    if kind.__module__.split(".")[0] not in ("torch", "transformers"):
+    if kind.__module__.split(".")[0] not in ("torch", "transformers", "paceline"):
         return f"adapters, or a {kind.__name__} of another library"
     if is_parametrized(module):
         return "parametrised weights"
@@ -61,6 +62,8 @@ def _more_than_weights(module: nn.Module) -> str:
 
 def _changed(model: PreTrainedModel) -> str:
     """Where the decoder is another than its class makes of its configuration; empty if it is that."""
+    if isinstance(model, LlamaLayers):  # a head's, which cannot come from elsewhere
+        return "" if all(type(layer) is LlamaLayer for layer in model.model.layers) else "layers of another kind"
     config: Any = deepcopy(model.config.get_text_config())
     family, count = FAMILIES[config.model_type], config.num_hidden_layers
     decoder: Any = getattr(model, family.decoder)

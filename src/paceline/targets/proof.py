@@ -41,7 +41,9 @@ FACTOR = 8.0  # a target may differ by this many times the model's own noise
 FLOOR = 8.0  # and by this many units of rounding of its type, or float32's: sums over keys in other slots are others
 TOO_NOISY = 0.3  # a model that far from itself has no output to keep to
 KERNELS = 1e-3  # what other kernels may differ by, in float32
-HALVES = 4  # kernels that round elsewhere in half precision: by so many times what rounding explains (seen: 2.3)
+#: And in half precision, where they round elsewhere, in units of what rounding explains: most nodes, and any of them.
+#: Of 30 layers in bfloat16 seen 0.8 and 2.7, and 2.7 and 6.0 where scores are scaled by 1.25 or angles by 1.2.
+TYPICAL, WORST = 2.0, 8.0
 DRAWS = 3  # of other tokens, before a difference counts: a near tie between experts looks like one
 
 log = logging.getLogger("paceline")
@@ -140,7 +142,7 @@ def prove(target: Target) -> None:
                 f"{_kind(target.model)} models read a text in two passes otherwise than in one "
                 f"(logits differ by {seen.noise:.0%}): there is no output that drafts could be verified by"
             )
-        differs = difference(target, seen)
+        differs = float(differences(target, seen).max())
         if differs <= max(floor, FACTOR * seen.noise):
             break
     else:
@@ -164,19 +166,20 @@ def check_agrees(target: Target, seen: Witness) -> None:
         ModelError: it gives other logits. (The model is of no use any more, so no other tier can take its place.)
     """
     try:
-        differs = difference(target, seen)
+        differs = differences(target, seen)
     except UnsupportedModel as error:
         raise ModelError(f"the {target.tier} tier cannot run {target.name}: {error}; use the reference tier") from error
-    if not differs <= max(HALVES * _rounding(seen.logits.dtype), KERNELS):
+    rounding, typical, worst = _rounding(seen.logits.dtype), float(differs.median()), float(differs.max())
+    if not (typical <= max(TYPICAL * rounding, KERNELS) and worst <= max(WORST * rounding, KERNELS)):
         raise ModelError(
-            f"the {target.tier} tier gives other logits than {target.name} itself (by {differs:.1%}): use the "
+            f"the {target.tier} tier gives other logits than {target.name} itself (by {worst:.1%}): use the "
             "reference tier, and tell paceline's authors of this model"
         )
 
 
 @torch.inference_mode()
-def difference(target: Target, seen: Witness) -> float:
-    """The largest relative difference between what the model made of the texts and what the target makes of them.
+def differences(target: Target, seen: Witness) -> Float[Tensor, " nodes"]:
+    """Relative differences between what the model made of the texts and what the target makes of them, by node.
 
     The first two texts are branches of one tree, with many siblings between them; the third is another row of the
     batch, further on in its text. Then both rows go on behind what was accepted. A target of chains reads the first
@@ -207,13 +210,16 @@ def difference(target: Target, seen: Witness) -> float:
         raise
     except Exception as error:
         raise UnsupportedModel(f"{_kind(target.model)} models cannot run token trees: {first_line(error)}") from error
-    return max(
-        _differences(drafted[0, accepted], want[0, SHARED - 1 : done]).max().item(),
-        0.0 if target.chains_only else _differences(drafted[0, other], want[1, SHARED : SHARED + 2]).max().item(),
-        _differences(drafted[1, :2], want[2, SECOND:behind]).max().item(),
-        _differences(last[0], want[0, done:]).max().item(),
-        _differences(last[1, : LENGTH - behind], want[2, behind:]).max().item(),
-    )
+    pairs = [
+        (drafted[0, accepted], want[0, SHARED - 1 : done]),
+        (drafted[0, other], want[1, SHARED : SHARED + 2]),
+        (drafted[1, :2], want[2, SECOND:behind]),
+        (last[0], want[0, done:]),
+        (last[1, : LENGTH - behind], want[2, behind:]),
+    ]
+    if target.chains_only:
+        del pairs[1]
+    return torch.cat([_differences(got, truth) for got, truth in pairs])
 
 
 def _tree(ids: Tensor, cache: KVCache, accepted: list[int], other: list[int]) -> Span:

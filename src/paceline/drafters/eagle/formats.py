@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import AutoConfig, LlamaConfig
 
 from paceline.drafters.eagle.head import EagleConfig, EagleHead
 from paceline.drafting.heads import with_blocks
@@ -94,6 +93,8 @@ def public_layers(config: dict[str, Any], layers: int, target: Target, title: st
         CheckpointError: there are no such layers.
         UnsupportedModel: layers that are not Llama's, or of models like it.
     """
+    from transformers import AutoConfig  # which takes seconds: most heads are in our own layout
+
     kind, fields = config.get("model_type", "llama"), {key: config[key] for key in config.keys() - {"model_type"}}
     if FAMILIES.get(kind) is not LLAMA:
         raise UnsupportedModel(f"the {title} has layers of {kind}, which are not known here")
@@ -177,6 +178,8 @@ def llama_facts(model: dict[str, Any], target: Target, dtype: torch.dtype) -> di
     Raises:
         UnsupportedModel: they are not Llama's.
     """
+    from transformers import LlamaConfig
+
     fields = dict(model)
     kind = fields.pop("model_type")
     if kind not in AS_LLAMA:

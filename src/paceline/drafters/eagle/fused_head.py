@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaConfig, PreTrainedModel
 
 from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
 from paceline.drafting.own_layers import make_layers
@@ -18,6 +17,9 @@ from paceline.errors import require
 from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target, as_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 OWN, OF_TARGET = "own", "target"
 
@@ -249,6 +251,8 @@ def default_taps(layers: int) -> list[int]:
 
 def llama_layers(config: Any, layers: int) -> dict[str, Any]:
     """The configuration of Llama layers of a target's shape: heads, sizes, rotation, context."""
+    from transformers import LlamaConfig
+
     text = config.get_text_config()
     heads = text.num_attention_heads
     names = ("hidden_size", "intermediate_size", "max_position_embeddings")

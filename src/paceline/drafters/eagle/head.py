@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
 from paceline.drafting.own_layers import layers_config, make_layers
@@ -18,6 +17,9 @@ from paceline.errors import require
 from paceline.targets.families import FAMILIES, embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target, as_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)

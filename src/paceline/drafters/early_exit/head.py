@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
 from paceline.drafting.own_layers import layers_config, make_layers
@@ -17,6 +16,9 @@ from paceline.errors import UnsupportedModel, require
 from paceline.targets.families import FAMILIES, output_matrix
 from paceline.targets.identity import model_key, probe
 from paceline.targets.target import Target, as_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MOST_LAYERS = 5
 

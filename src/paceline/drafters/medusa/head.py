@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
 from paceline.drafting.output_rows import output_rows
@@ -18,6 +17,9 @@ from paceline.errors import require
 from paceline.targets.families import output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target, as_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 OWN, SHARED, OF_TARGET = VOCABULARIES = ("own", "shared", "target")
 RANKS = 10  # of a head's choices, how many have their accuracy measured, and may stand in a tree
