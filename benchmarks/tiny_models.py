@@ -22,6 +22,7 @@ SIZES: dict[str, Any] = {
     "init_std": 0.2,
     "eos_token_id": None,
     "pad_token_id": 0,
+    "forced_eos_token_id": None,  # `generate` would end BART's text with it
     # how large
     "hidden_size": 32,
     "d_model": 32,
@@ -111,6 +112,10 @@ SIZES: dict[str, Any] = {
     "vocab_size_per_layer_input": VOCABULARY,
 }
 MLA = {"head_dim": 4, "num_key_value_heads": 4}  # of latent attention: the part that is rotated
+SPARSE = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8}
+SPARSE |= {"indexer_compress_ratio": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+DOTS = MLA | {f"swa_{name}": size for name, size in {"num_attention_heads": 4, "q_lora_rank": 16}.items()}
+DOTS |= {"swa_num_key_value_heads": 4, "swa_kv_lora_rank": 8, "swa_head_dim": 12, "swa_qk_nope_head_dim": 8}
 HYBRID = {"layer_types": ["mamba", "attention"] * 2}
 ENCODERS = {"is_decoder": True}
 #: And what some need besides, since their fields hang together in ways of their own.
@@ -118,7 +123,7 @@ BESIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), MLA
     ),
-    **dict.fromkeys(("longcat_flash", "minicpm3", "youtu", "dots3_note", "dots3_note_text"), MLA),
+    **dict.fromkeys(("longcat_flash", "minicpm3", "youtu", "dots3_note_text"), MLA),
     **dict.fromkeys(
         ("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"), ENCODERS
     ),
@@ -129,7 +134,10 @@ BESIDES: dict[str, dict[str, Any]] = {
     "blenderbot": {"encoder_layers": 1, "encoder_ffn_dim": 8, "encoder_attention_heads": 4},
     "granitemoehybrid": HYBRID,
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
-    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "blt": {"encoder_hash_byte_group_vocab": 64},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "dots3_note_text": DOTS,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "kimi_linear": MLA | {"layer_types": ["linear_attention", "full_attention"] * 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -142,13 +150,18 @@ BESIDES: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "whisper": {"encoder_layers": 1, "encoder_attention_heads": 4},
     "xlm": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": VOCABULARY},
-    "xlstm": {"num_heads": 2, "num_blocks": 2},
+    "xlstm": {"num_heads": 2, "num_blocks": 2, "hidden_size": 128},
     "xmod": ENCODERS | {"default_language": "en_XX"},
-    "zamba2": {"n_mamba_heads": 8, "layer_types": ["mamba", "hybrid"] * 2},
-    "qwen4_exp_text": {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
-    "zamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "zamba2": {"n_mamba_heads": 4, "layer_types": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]},
+    "qwen4_exp": {"text_config": SPARSE},
+    "qwen4_exp_text": SPARSE,
+    "zamba": {"num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1},
     "zaya": {"num_experts_per_tok": 1},
 }
+
+
+#: Drafters of larger models: they read hidden states, not tokens alone.
+NO_MODEL = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 def architectures() -> list[str]:
@@ -163,13 +176,15 @@ def make(kind: str, dtype: torch.dtype = torch.float32, **besides: Any) -> PreTr
         besides: fields of its configuration, besides `SIZES`.
 
     Raises:
-        ValueError: its configuration needs more than `SIZES` to be small.
+        ValueError: its configuration needs more than `SIZES` to be small, or it is no model of its own.
     """
+    if kind in NO_MODEL:
+        raise ValueError("a drafter that reads the hidden states of another model")
     hf_logging.set_verbosity_error()
     config = _config(CONFIG_MAPPING[kind], BESIDES.get(kind, {}) | besides)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not issubclass(type(config), model_class.config_class):  # as AutoModelForCausalLM does
-        config = config.get_text_config()
+        config = getattr(config, "decoder", None) or config.get_text_config()
     with torch.device("meta"):
         count = model_class._from_config(deepcopy(config)).num_parameters()
     if count > LARGEST:
@@ -188,6 +203,7 @@ def _config(config_class: type[PretrainedConfig], besides: dict[str, Any]) -> Pr
     parts = getattr(config_class, "sub_configs", None) or {}
     plain = config_class()
     has = vars(plain)
-    inside = {name: _config(type(has[name]), {}) for name in parts if isinstance(has.get(name), PretrainedConfig)}
+    made = {name: type(has[name]) for name in parts if isinstance(has.get(name), PretrainedConfig)}
+    inside = {name: _config(kind, besides.get(name, {})) for name, kind in made.items()}
     sizes = {name: value for name, value in SIZES.items() if name in has or name in config_class.attribute_map}
-    return config_class(**{**sizes, **inside, **besides})
+    return config_class(**{**sizes, **besides, **inside})

@@ -97,6 +97,11 @@ def cache_argument(model: PreTrainedModel) -> str:
     return "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
 
 
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Whether the model's forward names positions among its arguments: `generate` then gives them."""
+    return "position_ids" in signature(model.forward).parameters
+
+
 @torch.inference_mode()
 def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
     """What each layer keeps of a token, and its state before the first: as in the cache the model makes for itself.
@@ -110,14 +115,16 @@ def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
     config = model.config.get_text_config()
     try:
         ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
-        cache = getattr(model(ids, use_cache=True), cache_argument(model))
-        layers = list(cache.layers)
+        out = model(ids, use_cache=True)
     except Exception as error:
+        raise UnsupportedModel(f"{config.model_type} models do not run with a cache: {first_line(error)}") from error
+    cache = getattr(out, cache_argument(model), None)
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)  # encoder-decoders keep two
+    if layers is None:
         raise UnsupportedModel(
-            f"{config.model_type} models keep no key/value cache we know: {first_line(error)}"
-        ) from error
-    if "local" in (getattr(config, "attention_layers", None) or ()):
-        raise UnsupportedModel(f"{config.model_type} with local attention counts its window by slot, not by position")
+            f"{config.model_type} models keep no cache of keys and values in transformers, only "
+            + (f"{type(cache).__name__}, from which nothing can be taken back" if cache else ", ".join(out))
+        )
     names = getattr(config, "layer_types", None) or [None] * len(layers)
     layout: dict[int, LayerShape] = {}
     states: dict[int, LayerState] = {}
@@ -137,7 +144,10 @@ def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
             f"{config.model_type}: layers of one type with windows of several sizes are not supported"
         )
     if has_states(model) and not states:
-        raise UnsupportedModel(f"{config.model_type} models keep their states elsewhere than in the cache")
+        raise UnsupportedModel(
+            f"{config.model_type} models keep their states elsewhere than in the layers of the cache: transformers' "
+            f"{type(cache).__name__} cannot take tokens back"
+        )
     return layout, states
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
 
 #: In transformers these read several tokens as if nothing had come before; of 16-bit numbers the proof cannot see it.
-FORGETFUL = ("mamba", "falcon_mamba", "jamba")
+FORGETFUL = ("mamba", "falcon_mamba", "jamba", "zamba")
 
 
 class StatefulTarget(WholeTarget):
@@ -37,7 +37,7 @@ class StatefulTarget(WholeTarget):
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         if (kind := model.config.get_text_config().model_type) in FORGETFUL:
-            raise UnsupportedModel(f"{kind} models do not go on from their states by several tokens at a time")
+            raise UnsupportedModel(f"{kind} models do not go on from their states by several tokens, in transformers")
         super().__init__(model, tokenizer)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:

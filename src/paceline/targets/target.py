@@ -15,6 +15,7 @@ from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES, run_sublayers
 from paceline.targets.layered import LayeredCache
 from paceline.targets.layout import has_states, read_layout, sees_everything, small_windows
+from paceline.targets.ordered import OrderedTarget
 from paceline.targets.proof import prove
 from paceline.targets.rope import rotaries
 from paceline.targets.stateful import StatefulTarget
@@ -126,7 +127,13 @@ def as_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None 
             return _proven(BlockTarget, model, tokenizer)
         except UnsupportedModel:  # a forward of its own, a hook around the decoder: the whole forward has them
             log.debug("%s does not run layer by layer", model.config.model_type, exc_info=True)
-    return _proven(WholeTarget, model, tokenizer)
+    try:
+        return _proven(WholeTarget, model, tokenizer)
+    except UnsupportedModel as error:  # it may count positions by its cache
+        try:
+            return _proven(OrderedTarget, model, tokenizer)
+        except UnsupportedModel:
+            raise error from None
 
 
 def _proven(

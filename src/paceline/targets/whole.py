@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from paceline.targets.layered import Layout
     from paceline.targets.span import Span
+    from paceline.targets.states import States
 
 
 class WholeTarget(Target):
@@ -33,9 +35,14 @@ class WholeTarget(Target):
         # Llama 4 counts positions on from the cache's one length, to scale its queries by them.
         self._row_by_row = bool(getattr(self.config, "attn_temperature_tuning", False))
         self._cache_argument = cache_argument(model)
-        layout, self.states = read_layout(self.model, self.context)
+        layout, self.states = self._read_layout()
         self._shape = None if self.states else uniform_shape(layout)
         self.layout = {} if self._shape else layout
+
+    def _read_layout(self) -> tuple[Layout, States]:
+        if "local" in (getattr(self.config, "attention_layers", None) or ()):
+            raise UnsupportedModel(f"{self.config.model_type} with local attention counts its window by slot")
+        return read_layout(self.model, self.context)
 
     def cache_shape(self) -> CacheShape:
         assert self._shape is not None  # asked where there is no layout
@@ -77,14 +84,20 @@ class WholeTarget(Target):
         span = window.span
         out = self.model(
             input_ids=span.ids,
-            attention_mask=self._mask(span, window.cache),
-            position_ids=span.positions.clamp(max=self.context - 1),
+            **self._place(span, window.cache),
             **{self._cache_argument: window},
             use_cache=True,
             output_hidden_states=bool(taps),
             logits_to_keep=keep,
         )
         return PassOutput(out.logits, {tap: out.hidden_states[tap] for tap in taps})
+
+    def _place(self, span: Span, cache: KVCache) -> dict[str, Any]:
+        """What a pass is told of where its tokens stand."""
+        return {
+            "attention_mask": self._mask(span, cache),
+            "position_ids": span.positions.clamp(max=self.context - 1),
+        }
 
     def _mask(self, span: Span, cache: KVCache) -> Tensor | dict[str, Tensor | None] | None:
         """Explicit: left out, the model would build one from its own idea of the cache's length. One for each kind of
