@@ -53,7 +53,7 @@ class Finding:
     tier: str = ""  # that `--tier auto` takes
     blocks: bool = False  # layer by layer, for the drafters that need it
     windows: bool = False
-    states: bool = False
+    chains: bool = False
     half: str = ""  # bfloat16: "yes" or "refused"
     note: str = ""
     ran: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ def examine(kind: str, model: PreTrainedModel | None = None) -> Finding:
         "same",
         blocks=target.has_blocks,
         windows=any(shape.reach.window is not None for shape in target.layout.values()),
-        states=target.chains_only,
+        chains=target.chains_only,
     )
     try:
         _decode(finding, model)
@@ -195,6 +195,7 @@ def page(findings: Sequence[Finding], command: str) -> str:
     """The findings as a page of documentation."""
     count = Counter(finding.outcome for finding in findings)
     built = len(findings) - count["not built"]
+    theirs = sum("transformers" in finding.note for finding in findings if finding.outcome == "refused")
     tiers = Counter(finding.tier for finding in findings if finding.tier)
     lines = [
         "# Which architectures run",
@@ -213,10 +214,11 @@ def page(findings: Sequence[Finding], command: str) -> str:
         f"Of the {built} that were built, {count['same'] + count['tie']} run; `--tier auto` takes "
         + ", ".join(f"`{tier}` for {number}" for tier, number in tiers.most_common())
         + ".",
+        f"{theirs} of the {count['refused']} refusals are for what transformers itself does, as their notes say.",
         "",
         "*Layers*: one by one, as early exit, layer skipping and trained heads need them, or the whole forward.",
-        "*Chains*: layers with states, for which trees are cut to chains. *bf16*: whether the same holds in bfloat16,",
-        "by logits.",
+        "*Chains*: layers with states, or positions counted by the cache: trees are cut to chains. *bf16*: whether the",
+        "same holds in bfloat16, by logits.",
         "",
         "| architecture | outcome | tier | layers | windows | chains | bf16 | notes |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -224,7 +226,7 @@ def page(findings: Sequence[Finding], command: str) -> str:
     for it in sorted(findings, key=lambda finding: finding.kind):
         ran = it.outcome in ("same", "tie", "WRONG") and it.ran
         layers = ("one by one" if it.blocks else "whole") if ran else ""
-        marks = ["yes" if mark else "" for mark in (it.windows, it.states)]
+        marks = ["yes" if mark else "" for mark in (it.windows, it.chains)]
         note = it.note.replace("|", "/")
         lines.append(f"| {' | '.join([it.kind, it.outcome, it.tier, layers, *marks, it.half, note])} |")
     return "\n".join(lines) + "\n"

@@ -39,13 +39,14 @@ def coverage() -> Iterator[Any]:
         ("mixtral", {"windows": True}),
         ("gemma3_text", {"windows": True}),
         ("deepseek_v3", {}),
-        ("qwen3_next", {"states": True}),
-        ("mpt", {"outcome": "refused"}),
+        ("qwen3_next", {"chains": True}),
+        ("bart", {"chains": True}),
+        ("openai-gpt", {"outcome": "refused"}),
     ],
 )
 def test_one_of_each_kind(coverage: Any, kind: str, marks: dict[str, Any]) -> None:
     finding = coverage.examine(kind)
-    expected = {"outcome": "same", "windows": False, "states": False} | marks
+    expected = {"outcome": "same", "windows": False, "chains": False} | marks
     assert {name: getattr(finding, name) for name in expected} == expected
     assert finding.outcome == "refused" or (finding.tier and finding.half)
 

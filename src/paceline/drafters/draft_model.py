@@ -40,7 +40,7 @@ class DraftModel(AutoregressiveDrafter):
         require(bool(model), "draft-model: say which model drafts, as in draft-model:model=NAME")
         self.drafter = model if isinstance(model, Target) else _load(model, target)
         require(
-            not self.drafter.chains_only,
+            self.drafter.takes_back,
             f"draft-model: layers of {self.drafter.name} keep states, from which no rejected token can be taken back",
         )
         if self.drafter.tokenizer or target.tokenizer:  # targets made in Python may go without

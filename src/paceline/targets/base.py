@@ -38,8 +38,8 @@ class Target(ABC):
     `has_blocks` says whether its parts (`embed` to `head`) work one by one; without them only `forward` does.
     `exact` promises that a token's result has the same bits whatever the width of the pass, so that greedy output is
     plain decoding's bit for bit; `exactness` says in a few words why it does, or does not.
-    `chains_only` says that it cannot verify a tree with branches, and that what is cached can only be taken back by
-    `commit`.
+    `chains_only` says that it cannot verify a tree with branches.
+    `takes_back` says that tokens leave the cache when its lengths are set back, not by `commit` alone.
     `layout` says what each layer keeps, where layers differ; it is empty where one tensor holds all keys and values.
     `weight_count` is the number of weights that every pass multiplies by, `weight_bytes` what they take as stored.
     Hidden states and the cache are of `dtype`; matrix products have the precision of `compute_dtype`.
@@ -51,6 +51,7 @@ class Target(ABC):
     tier = "reference"
     exact = False
     chains_only = False
+    takes_back = True
     exactness = "the order in which torch's operations sum depends on the width of the pass"
     layout: Layout = {}  # noqa: RUF012
 

@@ -109,7 +109,7 @@ def _pass_seconds(target: Target, cache: Any, ids: torch.Tensor, context: int) -
 
 def _slot_bytes(target: Target) -> int:
     """Of a token's keys and values, in layers whose tokens see all of them."""
-    if target.layout or target.chains_only:
+    if target.layout or not target.takes_back:
         whole = [shape for shape in target.layout.values() if shape.reach.window is None]
         numbers = sum(math.prod(shape.keys) + math.prod(shape.values) for shape in whole)
         return max(1, numbers * target.dtype.itemsize)

@@ -85,7 +85,7 @@ def witness(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise UnsupportedModel(f"{_kind(model)} models do not run: {first_line(error)}") from error
+        raise UnsupportedModel(f"{_kind(model)} models do not run, in transformers: {first_line(error)}") from error
     try:
         first = model(**_inputs(model, ids[:, :at]), use_cache=True)
         kept, step = {cache: getattr(first, cache)}, 1 if steps else LENGTH

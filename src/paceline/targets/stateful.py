@@ -34,6 +34,7 @@ class StatefulTarget(WholeTarget):
     """
 
     chains_only = True
+    takes_back = False
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         if (kind := model.config.get_text_config().model_type) in FORGETFUL:

@@ -105,6 +105,8 @@ def check_supported(model: PreTrainedModel) -> None:
             f"attention implementation '{model.config._attn_implementation}' takes no tree mask: "
             "load the model with attn_implementation='sdpa'"
         )
+    if not isinstance(getattr(model.config.get_text_config(), "num_hidden_layers", None), int):
+        raise UnsupportedModel(f"{model.config.model_type} models are not one stack of layers")
     if model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{type(model).__name__} has no output matrix: it is not a causal LM")
 
