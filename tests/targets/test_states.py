@@ -229,7 +229,7 @@ def test_what_needs_trees_or_takes_back_is_refused() -> None:
     target = as_target(make("lfm2"))
     with pytest.raises(OptionError, match="reads chains only"):
         Engine(target, Lookahead(target))
-    with pytest.raises(OptionError, match=r"draft-model: .* keep states"):
+    with pytest.raises(OptionError, match=r"draft-model: .* no rejected token can be taken back"):
         DraftModel(target, model=target)
     with pytest.raises(OptionError, match="merge drafts trees"):
         Engine(target, Merge(target, drafters=[NoDrafter(target), Suffix(target)]))

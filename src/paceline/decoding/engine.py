@@ -53,6 +53,7 @@ class Engine(RunningBatch):
             OptionError: it has been decoded, or is being decoded.
         """
         self._check(request)
+        request.border = self.target.border
         request.slot = NO_ROW
         self._waiting.append(request)
 

@@ -15,6 +15,7 @@ from paceline.decoding.stats import TARGET, Stats
 from paceline.decoding.text import Piece, TextStream
 from paceline.decoding.verify import Outcome, Verification, draw
 from paceline.errors import require
+from paceline.targets.context import ENDLESS
 
 if TYPE_CHECKING:
     from paceline.decoding.grammar import GrammarState
@@ -81,6 +82,7 @@ class Request:
         policy.seed(self.noise.seed)
         self.stats = Stats(self.prompt_length)
         self.slot = NEW
+        self.border = ENDLESS  # see `Target.border`
         self.state: Any = None
         self.finish_reason: str | None = None
         self.error: Exception | None = None  # why it could not begin or go on
@@ -100,7 +102,9 @@ class Request:
     @property
     def room(self) -> int:
         """Most drafted tokens that can still become output: the target adds one itself."""
-        return self.limit - (len(self.ids) - self.prompt_length) - 1
+        room = self.limit - (len(self.ids) - self.prompt_length) - 1
+        before = self.border - len(self.ids)
+        return min(room, before) if before >= 0 else room
 
     @property
     def plain(self) -> bool:

@@ -41,7 +41,7 @@ class DraftModel(AutoregressiveDrafter):
         self.drafter = model if isinstance(model, Target) else _load(model, target)
         require(
             self.drafter.takes_back,
-            f"draft-model: layers of {self.drafter.name} keep states, from which no rejected token can be taken back",
+            f"draft-model: from what {self.drafter.name} keeps of a text no rejected token can be taken back",
         )
         if self.drafter.tokenizer or target.tokenizer:  # targets made in Python may go without
             check_same_tokenizer(target.tokenizer, self.drafter.tokenizer)

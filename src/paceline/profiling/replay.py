@@ -14,6 +14,7 @@ from paceline.decoding.request import Request
 from paceline.errors import OptionError
 from paceline.profiling.rounds import ready
 from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.context import ENDLESS
 
 if TYPE_CHECKING:
     from paceline.decoding.stats import Stats
@@ -64,6 +65,7 @@ class _NoTarget:
     """Stands in the engine for a target that computes nothing: its cache has lengths only."""
 
     device, num_layers, chains_only, name = torch.device("cpu"), 0, False, "a replay"
+    border = ENDLESS
 
     def check_fits(self, prompt: int, new: int) -> None:
         """Any text does."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ContextOverflow
 from paceline.targets.cache import CacheShape, KVCache
-from paceline.targets.context import context_of
+from paceline.targets.context import ENDLESS, context_of
 from paceline.targets.layered import LayeredCache, Layout
 from paceline.targets.placing import device_of
 from paceline.targets.span import Span
@@ -40,6 +40,8 @@ class Target(ABC):
     plain decoding's bit for bit; `exactness` says in a few words why it does, or does not.
     `chains_only` says that it cannot verify a tree with branches.
     `takes_back` says that tokens leave the cache when its lengths are set back, not by `commit` alone.
+    `border` is the length of a text that drafts had better not go beyond, since a pass over both sides is dear; behind
+    it they are free.
     `layout` says what each layer keeps, where layers differ; it is empty where one tensor holds all keys and values.
     `weight_count` is the number of weights that every pass multiplies by, `weight_bytes` what they take as stored.
     Hidden states and the cache are of `dtype`; matrix products have the precision of `compute_dtype`.
@@ -52,6 +54,7 @@ class Target(ABC):
     exact = False
     chains_only = False
     takes_back = True
+    border = ENDLESS
     exactness = "the order in which torch's operations sum depends on the width of the pass"
     layout: Layout = {}  # noqa: RUF012
 

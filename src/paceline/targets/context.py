@@ -1,4 +1,4 @@
-"""How long a text may become before a model reads what stands in it in another way."""
+"""How long a text may become, and how long before a model reads what stands in it in another way."""
 
 from __future__ import annotations
 
@@ -11,18 +11,28 @@ ORIGINAL = "original_max_position_embeddings"  # length that longrope's short fa
 ENDLESS = 2**31  # of models without a position that is too far
 
 
+def longest(config: PretrainedConfig) -> int:
+    """Tokens that a model has positions for.
+
+    Args:
+        config: of the text model.
+    """
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
+    return min((limit for limit in limits if limit), default=ENDLESS)
+
+
 def context_of(config: PretrainedConfig) -> int:
     """Tokens that a text may have: up to there a token's pass depends on nothing behind the token.
 
     Args:
         config: of the text model.
     """
-    limits = [getattr(config, "max_position_embeddings", None), getattr(config, "n_positions", None)]
+    limits = [longest(config)]
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):  # of all layers, or by kind of layer
         if isinstance(part, dict) and part.get("rope_type") == "longrope":
             # a pass beyond this length turns all its positions another way
-            limits.append(part.get(ORIGINAL) or getattr(config, ORIGINAL, None))
+            limits.append(part.get(ORIGINAL) or getattr(config, ORIGINAL, None) or ENDLESS)
     # Doge keeps this many keys, those that it rates highest; which of two equal ones depends on their slots.
-    limits.append(getattr(config, "keep_window_size", None))
-    return min((limit for limit in limits if limit), default=ENDLESS)
+    limits.append(getattr(config, "keep_window_size", None) or ENDLESS)
+    return min(limits)

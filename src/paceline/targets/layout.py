@@ -117,7 +117,9 @@ def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
         ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
         out = model(ids, use_cache=True)
     except Exception as error:
-        raise UnsupportedModel(f"{config.model_type} models do not run with a cache, in transformers: {first_line(error)}") from error
+        raise UnsupportedModel(
+            f"{config.model_type} models do not run with a cache, in transformers: {first_line(error)}"
+        ) from error
     cache = getattr(out, cache_argument(model), None)
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)  # encoder-decoders keep two
     if layers is None:

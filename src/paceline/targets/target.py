@@ -15,6 +15,7 @@ from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES, run_sublayers
 from paceline.targets.layered import LayeredCache
 from paceline.targets.layout import has_states, read_layout, sees_everything, small_windows
+from paceline.targets.longrope import LongRopeTarget, crosses
 from paceline.targets.ordered import OrderedTarget
 from paceline.targets.proof import prove
 from paceline.targets.rope import rotaries
@@ -123,6 +124,8 @@ def as_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None 
     model.eval()
     if has_states(model):
         return _proven(StatefulTarget, model, tokenizer)
+    if crosses(model):
+        return _proven(LongRopeTarget, model, tokenizer)
     family = FAMILIES.get(model.config.model_type)
     if family and hasattr(model, family.decoder):
         try:
