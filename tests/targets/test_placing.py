@@ -18,7 +18,7 @@ from helpers import hf_greedy, one_thread  # noqa: F401
 from paceline.cli import main
 from paceline.errors import ModelError, OptionError, UnknownModel, UnsupportedModel
 from paceline.targets import adapters, as_target
-from paceline.targets.placing import device_of, how_to_load, rounds_activations
+from paceline.targets.placing import check_readable, device_of, how_to_load, rounds_activations
 from tiny import byte_tokenizer, small_llama
 from told import told
 
@@ -98,6 +98,26 @@ def test_quantizations_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     config = how_to_load(None, "quanto-int8", None)["quantization_config"]
     assert isinstance(config, hf.QuantoConfig)
     assert how_to_load(None, config, None)["quantization_config"] is config
+
+
+@pytest.mark.parametrize(
+    ("method", "needs"),
+    [("gptq", "optimum gptqmodel"), ("awq", "gptqmodel"), ("compressed-tensors", "compressed-tensors"), ("fp8", "")],
+)
+def test_packages_of_a_quantised_checkpoint(
+    tmp_path: Path, method: str, needs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_llama().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("paceline.targets.placing.find_spec", lambda name: None)
+    if needs:
+        with told(UnsupportedModel, f"are quantised, and need pip install {needs}$"):
+            paceline.load(tmp_path)
+    else:
+        check_readable(SimpleNamespace(quantization_config=SimpleNamespace(quant_method=method)), "it")  # type: ignore[arg-type]
+        check_readable(SimpleNamespace(), "it")  # type: ignore[arg-type]
 
 
 class Int8DynamicActivationInt8WeightConfig:

@@ -21,6 +21,7 @@ from paceline.errors import (
     first_line,
 )
 from paceline.files import is_full
+from paceline.targets.placing import check_readable
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -55,6 +56,7 @@ def load(
         with _one_line(name, "config"):
             config = AutoConfig.from_pretrained(**where)
         require_causal(config, name, trust_remote_code)
+        check_readable(config, name)
         folder = Path(location)
         if folder.is_dir() and not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
             raise ModelError(f"{name} has no tokenizer: put its tokenizer.json into {location}")

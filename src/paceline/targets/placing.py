@@ -11,7 +11,7 @@ import torch
 from paceline.errors import OptionError, UnsupportedModel, first_line, require
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 ATTENTION = ("sdpa", "eager")  # that take a tree's mask
 #: Short names of quantisations, as transformers' `quantization_config` writes them, and the package that does it.
@@ -20,6 +20,24 @@ QUANTIZATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "bnb-4bit": ("bitsandbytes", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     "quanto-int8": ("optimum.quanto", {"quant_method": "quanto", "weights": "int8"}),
 }
+#: What transformers needs to read a quantised checkpoint, as `import` names it and as `pip install` does.
+READERS = {
+    "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
+    "awq": {"gptqmodel": "gptqmodel"},
+    "bitsandbytes": {"bitsandbytes": "bitsandbytes"},
+    "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
+    "quanto": {"optimum": "optimum-quanto"},
+    "torchao": {"torchao": "torchao"},
+}
+
+
+def check_readable(config: PretrainedConfig, name: str) -> None:
+    """Raises UnsupportedModel for a quantised checkpoint whose packages are not there."""
+    asked: Any = getattr(config, "quantization_config", None) or {}
+    method = asked.get("quant_method") if isinstance(asked, dict) else getattr(asked, "quant_method", None)
+    packages = READERS.get(str(getattr(method, "value", method)), {})
+    if missing := [package for module, package in packages.items() if find_spec(module) is None]:
+        raise UnsupportedModel(f"the weights of {name} are quantised, and need pip install {' '.join(missing)}")
 
 
 def how_to_load(

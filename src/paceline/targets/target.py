@@ -107,7 +107,9 @@ def check_supported(model: PreTrainedModel) -> None:
             "load the model with attn_implementation='sdpa'"
         )
     if not isinstance(getattr(model.config.get_text_config(), "num_hidden_layers", None), int):
-        raise UnsupportedModel(f"{model.config.model_type} models are not one stack of layers")
+        raise UnsupportedModel(
+            f"{model.config.model_type} models have no number of layers in transformers, which makes no cache for them"
+        )
     if model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{type(model).__name__} has no output matrix: it is not a causal LM")
 
