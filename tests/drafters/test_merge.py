@@ -141,7 +141,7 @@ def test_bad_options(names: str) -> None:
 
 def test_options_of_parts() -> None:
     merge = Merge(as_target(small_llama()), drafters="suffix;shortest=3|lookahead;level=3;budget=9", budget=4)
-    assert merge.parts[0].shortest == 3
+    assert merge.parts[0].lookup.shortest == 3
     assert isinstance(merge.parts[1], Lookahead)
     assert merge.parts[1].level == 3
 

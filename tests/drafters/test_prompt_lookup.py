@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.prompt_lookup import NgramIndex, PromptLookup
+from paceline.drafters.ngram_index import NgramIndex
+from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.errors import OptionError
 from paceline.policies.fixed import Fixed
 

@@ -19,7 +19,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import paceline
 from paceline.drafters.rest import datastore as module
 from paceline.drafters.rest.datastore import FILE, Datastore, build, load_datastore
-from paceline.drafters.rest.drafter import Rest, lookup
+from paceline.drafters.rest.drafter import Rest
+from paceline.drafters.rest.search import lookup
 from paceline.errors import CorpusError, DiskFull, IntegrityError, OptionError, TokenizerMismatch
 from paceline.policies.fixed import Fixed
 from tiny import byte_tokenizer

@@ -216,7 +216,7 @@ def test_matrix_that_cannot_be_used(matrix: Path, target: Target, tiny_llama: Ll
 
 def test_shorter_order_of_a_matrix(matrix: Path, target: Target) -> None:
     drafter = Trigram(target, matrix=str(matrix), order=2)
-    assert [len(table.heads) for table in drafter.tables] == [258]
+    assert [len(table.heads) for table in drafter.lookup.tables] == [258]
 
 
 def test_model_without_tokenizer(tiny_llama: LlamaForCausalLM) -> None:

@@ -2,83 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from paceline.drafters.suffix_automaton import SuffixAutomaton, SuffixLookup
 from paceline.drafting.base import Row
 from paceline.drafting.shared_texts import PROCESS, REQUEST, SHARES, SharedTexts
-from paceline.drafting.tree import TokenTree
-from paceline.drafting.tree_drafter import TreeDrafter
+from paceline.drafting.tree_drafter import LookupDrafter
 from paceline.errors import require
 from paceline.targets.target import Target
 
 
-class SuffixAutomaton:
-    """The suffix automaton of a growing token sequence, with the longest earlier occurrence of its current suffix.
-
-    Appending a token takes amortised constant time (Blumer et al., 1985). State `s` stands for the substrings that end
-    at the same places; `end[s]` is the first of those places, `length[s]` their greatest length.
-    """
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self._next: list[dict[int, int]] = [{}]
-        self._link, self._length, self._end = [-1], [0], [0]
-        self._last = 0  # the state of the whole sequence
-        self._match, self.matched = 0, 0  # state and length of the suffix found earlier
-
-    @property
-    def match_end(self) -> int:
-        """Index behind the first earlier occurrence of the last `matched` tokens."""
-        return self._end[self._match]
-
-    def append(self, token: int) -> None:
-        self._advance_match(token)  # before the token joins: an occurrence must be an earlier one
-        self.ids.append(token)
-        state = self._state({}, -1, len(self.ids), len(self.ids))
-        at = self._last
-        while at >= 0 and token not in self._next[at]:
-            self._next[at][token] = state
-            at = self._link[at]
-        if at < 0:
-            self._link[state] = 0
-        else:
-            self._link[state] = self._split(at, token)
-        self._last = state
-
-    def _split(self, at: int, token: int) -> int:
-        """The state of exactly `at`'s longest substring followed by `token`, cut out of a longer one if need be."""
-        target = self._next[at][token]
-        if self._length[target] == self._length[at] + 1:
-            return target
-        clone = self._state(dict(self._next[target]), self._link[target], self._length[at] + 1, self._end[target])
-        while at >= 0 and self._next[at].get(token) == target:
-            self._next[at][token] = clone
-            at = self._link[at]
-        self._link[target] = clone
-        return clone
-
-    def _state(self, successors: dict[int, int], link: int, length: int, end: int) -> int:
-        self._next.append(successors)
-        self._link.append(link)
-        self._length.append(length)
-        self._end.append(end)
-        return len(self._next) - 1
-
-    def extend(self, ids: Sequence[int]) -> None:
-        """Append what of a text it has not yet."""
-        for token in ids[len(self.ids) :]:
-            self.append(token)
-
-    def _advance_match(self, token: int) -> None:
-        while self._match and token not in self._next[self._match]:
-            self._match = self._link[self._match]
-            self.matched = self._length[self._match]
-        if token in self._next[self._match]:
-            self._match = self._next[self._match][token]
-            self.matched += 1
-
-
-class Suffix(TreeDrafter):
+class Suffix(LookupDrafter):
     """What followed the longest suffix of the context when it occurred before.
 
     Args:
@@ -92,39 +24,11 @@ class Suffix(TreeDrafter):
     source = "suffix"
 
     def __init__(self, target: Target, *, shortest: int = 2, share: str = REQUEST, budget: int | str = "auto") -> None:
-        super().__init__(target, budget)
         require(shortest >= 1, f"suffix: shortest must be >= 1, not {shortest}")
         require(share in SHARES, f"suffix: share is {' or '.join(SHARES)}, not '{share}'")
-        self.shortest = shortest
         self.shared = SharedTexts(max(shortest, 2)) if share == PROCESS else None
-
-    def remember(self, row: Row) -> SuffixAutomaton:
-        memory = SuffixAutomaton()
-        memory.extend(row.ids)
-        return memory
-
-    def propose(self, row: Row, memory: SuffixAutomaton, depth: int, min_score: float) -> TokenTree:
-        memory.extend(row.ids)
-        tree = TokenTree.root(row.ids[-1])
-        count, longest = min(depth, self.max_candidates), memory.matched
-        following = row.ids[memory.match_end :][:count] if longest >= self.shortest else []
-        if self.shared:
-            matched, at = self.shared.longest(row.ids)
-            if matched > longest:
-                longest, following = matched, self.shared.after(at, count)
-        node, score = 0, 1.0
-        for matched, token in enumerate(following, start=longest):
-            score *= likely(matched)
-            if score < min_score:
-                break
-            node = tree.add(token, node, self.source, score=score)
-        return tree
+        super().__init__(target, budget, SuffixLookup(shortest, self.shared))
 
     def forget(self, row: Row, memory: SuffixAutomaton) -> None:
         if self.shared:
             self.shared.add(row.ids)
-
-
-def likely(matched: int) -> float:
-    """How likely the token behind an earlier occurrence of the last `matched` tokens follows again."""
-    return 1 - 1 / (matched + 0.2)

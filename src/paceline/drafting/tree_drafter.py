@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.batch_budget import Share, spend
 from paceline.drafting.budget import AUTO, Budget
+from paceline.drafting.lookup import Lookup
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.targets.target import PassOutput, Target
@@ -88,6 +89,31 @@ class TreeDrafter(Drafter):
 
     def end(self, row: Row) -> None:
         self.forget(row, row.state.memory)
+
+
+class LookupDrafter(TreeDrafter):
+    """A drafter of what a source proposes that knows token ids only.
+
+    Args:
+        lookup: the source.
+    """
+
+    def __init__(self, target: Target, budget: int | str, lookup: Lookup) -> None:
+        super().__init__(target, budget)
+        self.lookup = lookup
+
+    def remember(self, row: Row) -> Any:
+        return self.lookup.begin(row.ids)
+
+    def propose(self, row: Row, memory: Any, depth: int, min_score: float) -> TokenTree:
+        tree = TokenTree.root(row.ids[-1])
+        found = self.lookup.propose(row.ids, memory, depth, self.max_candidates, min_score)
+        for token, parent, score, source in zip(*found, strict=True):
+            tree.add(token, parent, source, score=score)
+        return tree
+
+    def learn(self, row: Row, memory: Any, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        self.lookup.observe(row.ids, memory)
 
 
 def max_candidates(budget: int | str, target: Target) -> int:

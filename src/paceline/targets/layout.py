@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import (
-    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -23,7 +22,7 @@ from paceline.targets.cache import CacheShape
 from paceline.targets.layered import LayerShape, Layout
 from paceline.targets.placing import device_of
 from paceline.targets.reach import Reach
-from paceline.targets.states import LayerState, States
+from paceline.targets.states import DummyLayer, LayerState, States
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

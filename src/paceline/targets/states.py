@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from torch import Tensor
-from transformers.cache_utils import DummyLayer, LinearAttentionLayer
+from transformers.cache_utils import LinearAttentionLayer
 
 from paceline.targets.cache import CacheWindow
 from paceline.targets.layered import LayeredCache, Layout, Rings
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.targets.span import Span
+
+try:
+    from transformers.cache_utils import DummyLayer as DummyLayer
+except ImportError:  # pragma: no cover  # vLLM 0.32 wants transformers below 5.20, where no layer is one
+    DummyLayer = LinearAttentionLayer  # type: ignore[assignment,misc]
 
 #: Accepted tokens that passes read again before they are read into the state by a pass of their own: a pass costs about
 #: as much as ten to twenty tokens more in another.

@@ -13,16 +13,18 @@ has never seen. A table of order k over a vocabulary of V tokens:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Integer
 from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedTokenizerBase
 
 from paceline.errors import IntegrityError, TokenizerMismatch
 from paceline.targets import store
 from paceline.targets.tokenizers import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FILE = "matrix.safetensors"
 FORMAT = "paceline-ngrams-1"

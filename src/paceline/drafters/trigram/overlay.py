@@ -60,6 +60,12 @@ def empty_counts(room: int) -> Counts:
     return Counts(np.zeros(slots, SLOT), np.zeros(room, ENTRY), np.zeros(2, np.int64))
 
 
+def place_of(counts: Counts) -> tuple[int, int, int, int, int]:
+    """Where the three arrays lie in memory, and the sizes of the first two, for `trigram.many`."""
+    slots, entries, used = counts
+    return slots.ctypes.data, entries.ctypes.data, used.ctypes.data, slots.size, entries.size
+
+
 class Overlay:
     """Growing counts of the n-grams of orders `shortest` to `longest`.
 
@@ -70,6 +76,7 @@ class Overlay:
     def __init__(self, longest: int, shortest: int = 2, half_life: float = math.inf, room: int = 1024) -> None:
         self.longest, self.shortest, self.half_life = longest, shortest, half_life
         self.counts = empty_counts(room)
+        self.place = place_of(self.counts)
         self._clock = 0.0  # half-lives since counts were last scaled
 
     @property
@@ -99,7 +106,7 @@ class Overlay:
             self._clock = 0.0
         if 2 * (counts.used[ENTRIES] + entries) > len(counts.entries):
             counts = self._copied(counts, 2 * (len(counts.entries) + entries), 1.0, 0.0)
-        self.counts = counts
+        self.counts, self.place = counts, place_of(counts)
 
     @staticmethod
     def _copied(counts: Counts, room: int, factor: float, least: float) -> Counts:

@@ -1,0 +1,116 @@
+"""Drafts from n-grams of a corpus and of the text itself (ADED, Liu et al., 2024). Token ids only."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.drafters.trigram.many import follow_all, places
+from paceline.drafters.trigram.matrix import Matrix
+from paceline.drafters.trigram.mixture import Ngrams, Rule
+from paceline.drafters.trigram.overlay import Overlay
+from paceline.drafters.trigram.search import Plan, grow, new_arena
+from paceline.drafting.lookup import Candidates, Lookup, chain
+
+log = logging.getLogger("paceline")
+
+
+class Memory:
+    """What is known of one text."""
+
+    def __init__(self, overlay: Overlay, seed: int, skip: int) -> None:
+        self.overlay, self.random = overlay, np.array([seed % 2**64], np.uint64)
+        self.skip = skip  # leading tokens that are not learned from
+        self.seen = skip  # tokens that were, and those
+
+
+class TrigramLookup(Lookup):
+    """A tree of likely continuations. The options are those of `drafters.trigram.drafter.Trigram`.
+
+    Args:
+        matrix: n-grams of a corpus.
+        rule: how they and the text's own are read.
+        plan: what to search for.
+    """
+
+    source = "trigram"
+
+    def __init__(
+        self, matrix: Matrix, rule: Rule, plan: Plan, *, adapt: str, window: int, shared: float, seed: int
+    ) -> None:
+        self.tables, self.rule, self.plan = matrix.tables[matrix.order - rule.order :], rule, plan
+        self.shared = Overlay(rule.order, half_life=shared or 1.0)
+        self.shares, self.adapt, self.window, self.seed = shared > 0, adapt, window, seed
+        self.arena = new_arena(rule.order, plan.iterations, plan.nodes)
+        self.chains = False
+        self._compile()
+
+    def to_chains(self) -> None:
+        self.chains = True
+        self.propose_all([[0]], [self.begin([0])], 1, 1)  # compiled now
+
+    def begin(self, ids: Sequence[int]) -> Memory:
+        order = self.rule.order
+        overlay = Overlay(order, shortest=order if self.rule.literal else 2)
+        memory = Memory(overlay, self.seed, skip=0 if self.adapt == "prompt" else len(ids))
+        self._adapt(ids, memory)
+        return memory
+
+    def propose(self, ids: list[int], memory: Memory, depth: int, most: int, min_score: float = 0.0) -> Candidates:
+        if self.chains:
+            return self.propose_all([ids], [memory], depth, most)[0]
+        plan = self.plan._replace(
+            depth=min(depth, self.plan.depth), nodes=min(most, self.plan.nodes), min_score=min_score
+        )
+        tail = np.array(self._tail(ids), np.int64)
+        drawn = grow(self._ngrams(memory.overlay), tail, plan, self.arena, memory.random)
+        tokens, parents = self.arena.drawn[:, :drawn].tolist()
+        return Candidates(tokens, parents, self.arena.scores[:drawn].tolist(), [self.source] * drawn)
+
+    def propose_all(
+        self, texts: Sequence[list[int]], memories: Sequence[Memory], depth: int, most: int
+    ) -> list[Candidates]:
+        if not self.chains:
+            return super().propose_all(texts, memories, depth, most)
+        shape = len(texts), min(depth, most, self.plan.depth)
+        tokens, scores, sizes = np.zeros(shape, np.int64), np.zeros(shape), np.zeros(len(texts), np.int64)
+        contexts = np.array([self._tail(ids) for ids in texts], np.int64)
+        counts = places([memory.overlay for memory in memories])
+        rule = self.rule._replace(shared_scale=self.shared.scale)
+        follow_all(self.tables, self.shared.counts, rule, counts, contexts, tokens, scores, sizes)
+        rows = zip(tokens.tolist(), scores.tolist(), sizes.tolist(), strict=True)
+        return [chain(row[:size], score[:size], self.source) for row, score, size in rows]
+
+    def observe(self, ids: list[int], memory: Memory) -> None:
+        if self.shares:
+            self.shared.learn(ids, memory.seen)
+        self._adapt(ids, memory)
+
+    def _tail(self, ids: Sequence[int]) -> list[int]:
+        width = self.rule.order - 1
+        return [-1] * (width - len(ids)) + list(ids[-width:])
+
+    def _ngrams(self, overlay: Overlay) -> Ngrams:
+        rule = self.rule._replace(shared_scale=self.shared.scale)
+        return Ngrams(self.tables, overlay.counts, self.shared.counts, rule)
+
+    def _adapt(self, ids: Sequence[int], memory: Memory) -> None:
+        """Self-improvement: Algorithm 2 goes over its window again, in our form each n-gram counts once."""
+        if self.adapt != "none":
+            again = self.rule.literal and memory.seen > memory.skip
+            start = len(ids) - self.window + self.rule.order - 1 if again else memory.seen
+            memory.overlay.learn(ids, max(start, memory.skip))
+        memory.seen = len(ids)
+
+    def _compile(self) -> None:
+        """Have numba compile the search now, or read it from its cache, rather than in the first request's round."""
+        started = time.perf_counter()
+        overlay = Overlay(self.rule.order)
+        overlay.learn([0, 0], 0)
+        tail = np.zeros(self.rule.order - 1, np.int64)
+        grow(self._ngrams(overlay), tail, self.plan, self.arena, np.zeros(1, np.uint64))
+        if (seconds := time.perf_counter() - started) > 3:
+            log.info("trigram: compiled the search in %.0f s; from now on it comes from numba's cache", seconds)

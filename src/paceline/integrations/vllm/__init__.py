@@ -1,0 +1,7 @@
+"""paceline's model-free drafters and draft lengths inside vLLM, through its `custom_class` proposer (docs/vllm.md)."""
+
+from __future__ import annotations
+
+from paceline.integrations.vllm.proposer import Proposer, WorkerExtension
+
+__all__ = ["Proposer", "WorkerExtension"]

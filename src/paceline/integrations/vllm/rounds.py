@@ -1,0 +1,160 @@
+"""A step of vLLM's as a round of paceline's: what came of the last drafts, and the next ones."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from paceline.drafting.budget import Calibration
+from paceline.drafting.tree_drafter import reach
+from paceline.errors import PacelineError, first_line
+from paceline.integrations.vllm.lengths import Lengths, learn, path_probabilities
+from paceline.integrations.vllm.rows import ContentRows, NamedRows, VLLMRow, new_row
+from paceline.integrations.vllm.settings import PAD, Source, VLLMSettings, new_policy
+from paceline.policies.base import Setting, StoppingPolicy
+
+OPTION = "paceline_policy"  # of a request, in `vllm_xargs`
+OFF = "fixed:k=0"
+WIDER = 4  # nodes of a tree, of which a path is taken, as a multiple of the most tokens of a path
+
+log = logging.getLogger("paceline")
+
+
+class Rounds:
+    """Drafts for the requests of one engine, a step at a time.
+
+    Args:
+        source: what drafts.
+        clock: seconds.
+    """
+
+    def __init__(self, source: Source, settings: VLLMSettings, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.source, self.settings, self._clock = source, settings, clock
+        self.rows: ContentRows | NamedRows = ContentRows()
+        self.lengths = Lengths(settings.most, settings.mode)
+        self._calibration = Calibration()
+        self._step, self._ended, self._count = 0, 0.0, 1
+        self._logged: set[str] = set()
+        self._policy(source.policy)  # an unknown one is an error now
+
+    def propose(
+        self, sampled: Sequence[list[int]], lengths: Integer[np.ndarray, " rows"], tokens: np.ndarray
+    ) -> list[list[int]]:
+        """A draft for each row of the batch; the arguments are those of `ContentRows.find`."""
+        now = self._clock()
+        rows = self.rows.find(sampled, lengths, tokens, self._begin)
+        self._outcome(rows, sampled, now)
+        self._step += 1
+        live = [row for row in rows if row is not None]
+        for row in live:
+            row.step = self._step
+            row.room = max(min(self.settings.most, self.settings.max_model_len - len(row.ids) - 1), 0)
+        self._count = len(live)
+        drafts = iter(self._drafts(live))
+        answer = [next(drafts) if row is not None else [] for row in rows]
+        self.rows.forget(self._step)
+        self._ended = self._clock()
+        return answer
+
+    def log_once(self, what: str, error: BaseException) -> None:
+        """Say what went wrong, the first time that it does."""
+        text = f"{what}: {first_line(error)}"
+        if text not in self._logged:
+            self._logged.add(text)
+            log.warning("vLLM: %s", text, exc_info=None if isinstance(error, PacelineError) else error)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+    def _begin(self, ids: list[int], extra: dict[str, Any]) -> VLLMRow:
+        asked = str(extra.get(OPTION, self.source.policy))
+        try:
+            policy = self._policy(asked)
+        except PacelineError as error:
+            self.log_once(f"a request's {OPTION} is left out", error)
+            policy = self._policy(self.source.policy)
+        try:
+            memory = self.source.lookup.begin(ids)
+        except Exception as error:
+            self.log_once("a request goes on without drafts", error)
+            memory, policy = None, self._policy(OFF)
+        return new_row(ids, memory, policy, self._calibration)
+
+    def _policy(self, text: str) -> StoppingPolicy:
+        policy = new_policy(text)
+        if policy.reads_costs and not self.settings.timed:
+            raise PacelineError(f"policy '{text}' reads measured costs, on which ranks of external_launcher differ")
+
+        def cost(drafted: int) -> float:
+            return self.lengths.relative(self._count, drafted)
+
+        policy.check(Setting("", self.source.lookup.source, None, None, cost=cost, pass_cost=cost))
+        policy.seed(0)
+        return policy
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+    def _outcome(self, rows: Sequence[VLLMRow | None], sampled: Sequence[list[int]], now: float) -> None:
+        """Tell everybody what came of the last step. Its time counts where it only decoded, and nobody joined."""
+        known = [(row, ids) for row, ids in zip(rows, sampled, strict=True) if row is not None and row.step >= 0]
+        if known and len(known) == len(rows) and all(row.step == self._step for row, _ in known):
+            drafted = sum(row.drafted for row, _ in known)
+            self.lengths.observe(len(known), drafted, sum(len(ids) for _, ids in known), now - self._ended)
+        for row, ids in known:
+            # A wrong start is not seen by the policy: a row that vLLM left out of a step comes back one step later.
+            row.policy.observe(row.drafted, min(len(ids) - 1, row.drafted))
+            if row.found is not None:
+                learn(row.found, row.path, ids, row.calibration)
+
+    def _drafts(self, rows: Sequence[VLLMRow]) -> list[list[int]]:
+        depths = [reach(row) for row in rows]  # type: ignore[arg-type]  # a request has room and policy
+        asked = [row for row, depth in zip(rows, depths, strict=True) if depth and not row.failed]
+        for row in rows:
+            row.found, row.path, row.drafted = None, [], 0
+        self._ask(asked)
+        probabilities = np.zeros((len(rows), self.settings.most))
+        for at, (row, depth) in enumerate(zip(rows, depths, strict=True)):
+            if row.found is not None:
+                row.path = row.found.best_path()[:depth]
+                said = path_probabilities(row.found, row.path, row.calibration)
+                probabilities[at, : len(said)] = np.maximum(said, 1e-9)  # 0: there is no token
+        return self._chosen(rows, probabilities)
+
+    def _ask(self, rows: Sequence[VLLMRow]) -> None:
+        """Have the source propose for each of them; those for which it fails go on without drafts."""
+        lookup, most = self.source.lookup, self.settings.most
+        for row in rows:
+            with self._guarded(row):
+                lookup.observe(row.ids, row.memory)
+        rows = [row for row in rows if not row.failed]
+        try:
+            found = lookup.propose_all([row.ids for row in rows], [row.memory for row in rows], most, WIDER * most)
+        except Exception:  # for one of them
+            for row in rows:
+                with self._guarded(row):
+                    row.found = lookup.propose(row.ids, row.memory, most, WIDER * most)
+            return
+        for row, candidates in zip(rows, found, strict=True):
+            row.found = candidates
+
+    @contextmanager
+    def _guarded(self, row: VLLMRow) -> Iterator[None]:
+        """A request for which this fails goes on without drafts."""
+        try:
+            yield
+        except Exception as error:
+            row.failed = True
+            self.log_once("a request goes on without drafts", error)
+
+    def _chosen(self, rows: Sequence[VLLMRow], probabilities: Float[np.ndarray, "rows most"]) -> list[list[int]]:
+        lengths = self.lengths.choose(probabilities, self.source.auto and self.settings.timed).tolist()
+        drafts = []
+        filled = self.settings.mode == PAD and any(lengths)
+        for row, length in zip(rows, lengths, strict=True):
+            row.drafted = row.room if filled else length
+            tokens = [row.found.tokens[node - 1] for node in row.path[:length]] if row.found is not None else []
+            drafts.append(tokens + [row.ids[-1]] * (row.drafted - length) if filled else tokens)
+        return drafts

@@ -1,0 +1,114 @@
+"""What a user asks for in vLLM: `--additional-config '{"paceline": {"method": "trigram", "mode": "ragged"}}'`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.drafters import DRAFTERS
+from paceline.drafting.lookup import Lookup, MergedLookup
+from paceline.drafting.tree_drafter import LookupDrafter
+from paceline.errors import OptionError, require
+from paceline.policies import POLICIES
+from paceline.registry import split_method
+
+if TYPE_CHECKING:
+    from paceline.drafting.base import Drafter
+    from paceline.policies.base import StoppingPolicy
+
+METHOD = "merge:drafters=suffix|trigram"
+RAGGED, PAD, ALL_OR_NOTHING = MODES = ("ragged", "pad", "all-or-nothing")
+VERSIONS = ("0.32", "0.33")  # of vLLM, whose interface for proposers may change
+
+
+@dataclass(frozen=True)
+class VLLMSettings:
+    """How to draft.
+
+    Attributes:
+        method: drafter and policy, as everywhere in paceline.
+        mode: which shapes a step may have. "ragged": each row as many tokens as pay; "pad": all rows the most as soon
+            as one drafts, filled up; "all-or-nothing": all rows the most, where all have as many, or none any.
+        most: `num_speculative_tokens`.
+        max_model_len: tokens of a context.
+        timed: whether lengths may depend on measured times: not where ranks must draft alike without talking.
+    """
+
+    method: str
+    mode: str
+    most: int
+    max_model_len: int
+    timed: bool = True
+
+    @classmethod
+    def of(cls, config: Any) -> VLLMSettings:
+        """From a `VllmConfig`. Raises OptionError for what is unknown."""
+        given = (config.additional_config or {}).get("paceline", {})
+        require(isinstance(given, dict), "additional_config: paceline must be an object of options")
+        unknown = sorted(given.keys() - {"method", "mode"})
+        require(
+            not unknown, f"additional_config: paceline has no option '{', '.join(unknown)}'; there are method, mode"
+        )
+        method, mode = given.get("method", METHOD), given.get("mode", RAGGED)
+        require(mode in MODES, f"additional_config: mode must be one of {', '.join(MODES)}, not '{mode}'")
+        timed = config.parallel_config.distributed_executor_backend != "external_launcher"
+        most = config.speculative_config.num_speculative_tokens
+        return cls(method, mode, most, config.model_config.max_model_len, timed)
+
+
+class Source(NamedTuple):
+    """What drafts, and how far.
+
+    Attributes:
+        auto: whether as many tokens are verified as pay (`budget=auto`), within the policy's limit.
+        policy: its name and options.
+    """
+
+    lookup: Lookup
+    auto: bool
+    policy: str
+
+
+def source_of(method: str, owner: Any) -> Source:
+    """The source of a method's drafts.
+
+    Args:
+        owner: stands for the target: `name`, `tokenizer`, `vocab_size`, `device`.
+
+    Raises:
+        OptionError: the method is unknown, or its drafter needs more than token ids.
+    """
+    drafter, policy = split_method(method, POLICIES.__contains__)
+    name, colon, options = drafter.partition(":")
+    if name == "auto":
+        drafter = f"{name}:head=none{colon}{options}"
+    made = DRAFTERS.parse(drafter).build(owner)
+    lookup = lookup_of(made, drafter)
+    lookup.to_chains()
+    return Source(lookup, made.auto, policy or made.default_policy)
+
+
+def lookup_of(drafter: Drafter, name: str) -> Lookup:
+    """What a drafter proposes from. Raises OptionError where that is not token ids alone."""
+    if isinstance(drafter, LookupDrafter):
+        return drafter.lookup
+    if drafter.parts:
+        return MergedLookup([lookup_of(part, name) for part in drafter.parts])
+    raise OptionError(
+        f"'{name}' cannot draft inside vLLM: it needs more than token ids; "
+        f"there are trigram, suffix, prompt-lookup, rest, and merge and auto of these"
+    )
+
+
+def new_policy(text: str) -> StoppingPolicy:
+    """A policy by name and options. Raises OptionError for unknown ones."""
+    policy: StoppingPolicy = POLICIES.parse(text).build()
+    return policy
+
+
+def check_version(version: str) -> None:
+    """Raises OptionError unless this is a version of vLLM whose interface is known."""
+    require(
+        version.startswith(tuple(f"{known}." for known in VERSIONS)),
+        f"paceline drafts in vLLM {' and '.join(VERSIONS)}, not in {version}",
+    )
