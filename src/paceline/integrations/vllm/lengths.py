@@ -65,7 +65,7 @@ class StepCosts:
 
     def probe(self, widths: Float[np.ndarray, " n"]) -> int | None:
         """The number of that width which this step should have for the sake of knowing; mostly none."""
-        places = [_place(width) for width in widths]
+        places = np.maximum(np.rint(STEPS * widths), STEPS).astype(int).tolist()
         probed = self._costs.probe(places)
         return None if probed is None else places.index(probed)
 

@@ -47,6 +47,14 @@ class Rounds:
         self, sampled: Sequence[list[int]], lengths: Integer[np.ndarray, " rows"], tokens: np.ndarray
     ) -> list[list[int]]:
         """A draft for each row of the batch; the arguments are those of `ContentRows.find`."""
+        try:
+            return self._round(sampled, lengths, tokens)
+        finally:
+            self._ended = self._clock()
+
+    def _round(
+        self, sampled: Sequence[list[int]], lengths: Integer[np.ndarray, " rows"], tokens: np.ndarray
+    ) -> list[list[int]]:
         now = self._clock()
         rows = self.rows.find(sampled, lengths, tokens, self._begin)
         self._outcome(rows, sampled, now)
@@ -59,7 +67,6 @@ class Rounds:
         drafts = iter(self._drafts(live))
         answer = [next(drafts) if row is not None else [] for row in rows]
         self.rows.forget(self._step)
-        self._ended = self._clock()
         return answer
 
     def log_once(self, what: str, error: BaseException) -> None:
@@ -98,13 +105,13 @@ class Rounds:
 
     # -- a step ----------------------------------------------------------------------------------------------------
     def _outcome(self, rows: Sequence[VLLMRow | None], sampled: Sequence[list[int]], now: float) -> None:
-        """Tell everybody what came of the last step. Its time counts where it only decoded, and nobody joined."""
-        known = [(row, ids) for row, ids in zip(rows, sampled, strict=True) if row is not None and row.step >= 0]
-        if known and len(known) == len(rows) and all(row.step == self._step for row, _ in known):
-            drafted = sum(row.drafted for row, _ in known)
-            self.lengths.observe(len(known), drafted, sum(len(ids) for _, ids in known), now - self._ended)
+        """Tell everybody what came of the last step. Its time counts where all rows decoded, and nobody joined."""
+        pairs = zip(rows, sampled, strict=True)
+        known = [(row, ids) for row, ids in pairs if row is not None and row.step == self._step]
+        if known and len(known) == len(rows):
+            width, emitted = sum(row.width for row, _ in known), sum(len(ids) for _, ids in known)
+            self.lengths.observe(len(known), width, emitted, now - self._ended)
         for row, ids in known:
-            # A wrong start is not seen by the policy: a row that vLLM left out of a step comes back one step later.
             row.policy.observe(row.drafted, min(len(ids) - 1, row.drafted))
             if row.found is not None:
                 learn(row.found, row.path, ids, row.calibration)
@@ -113,7 +120,7 @@ class Rounds:
         depths = [reach(row) for row in rows]  # type: ignore[arg-type]  # a request has room and policy
         asked = [row for row, depth in zip(rows, depths, strict=True) if depth and not row.failed]
         for row in rows:
-            row.found, row.path, row.drafted = None, [], 0
+            row.found, row.path = None, []
         self._ask(asked)
         probabilities = np.zeros((len(rows), self.settings.most))
         for at, (row, depth) in enumerate(zip(rows, depths, strict=True)):
@@ -154,7 +161,9 @@ class Rounds:
         drafts = []
         filled = self.settings.mode == PAD and any(lengths)
         for row, length in zip(rows, lengths, strict=True):
-            row.drafted = row.room if filled else length
-            tokens = [row.found.tokens[node - 1] for node in row.path[:length]] if row.found is not None else []
-            drafts.append(tokens + [row.ids[-1]] * (row.drafted - length) if filled else tokens)
+            draft = [row.found.tokens[node - 1] for node in row.path[:length]] if row.found is not None else []
+            if filled:
+                draft += [row.ids[-1]] * (row.room - length)
+            row.drafted, row.width = length, len(draft)
+            drafts.append(draft)
         return drafts

@@ -33,6 +33,7 @@ class VLLMRow:
         calibration: how often its candidates were right.
         found, path: the candidates of the last round, and which of them make the draft.
         drafted: how many of those were handed over.
+        width: tokens that were, with what filled them up.
         step: number of the step it was last in.
         room: most tokens that it may draft now.
     """
@@ -44,6 +45,7 @@ class VLLMRow:
     found: Candidates | None = None
     path: list[int] = field(default_factory=list)
     drafted: int = 0
+    width: int = 0
     step: int = -1
     room: int = 0
     failed: bool = False
