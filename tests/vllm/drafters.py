@@ -41,9 +41,8 @@ def main() -> None:
     python = options.python or environment()
 
     def serve(speculative: dict[str, Any] | None, engine: dict[str, Any]) -> list[dict[str, Any]]:
-        engine |= (
-            {"tensor_parallel_size": 2, "distributed_executor_backend": options.executor} if options.executor else {}
-        )
+        if options.executor:
+            engine |= {"tensor_parallel_size": options.parallel, "distributed_executor_backend": options.executor}
         asked = {"model": source.location, "speculative": speculative, "prompts": prompts, "tokens": options.tokens}
         asked |= {"concurrency": levels, "engine": engine}
         path = os.pathsep.join([str(Path(paceline.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -114,7 +113,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="named model or folder with safetensors")
     parser.add_argument("--methods", default=",".join((*OURS, *THEIRS)), help="default %(default)s")
     parser.add_argument("--concurrency", default="1,16", help="prompts at a time; default %(default)s")
-    parser.add_argument("--executor", choices=PARALLEL, help="two tensor-parallel workers; default: one process")
+    parser.add_argument("--executor", choices=PARALLEL, help="of tensor-parallel workers; default: one process")
+    parser.add_argument("--parallel", type=int, default=3, help="workers; they share the attention heads evenly")
     parser.add_argument("--suite", default=str(PROMPTS))
     parser.add_argument("--limit", type=int, help="first prompts of each task")
     parser.add_argument("--tokens", type=int, default=64, help="of each continuation")
