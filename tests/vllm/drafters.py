@@ -1,6 +1,6 @@
 """paceline's drafters inside vLLM: the same ids as its plain decoding, the same acceptance as here.
 
-    python tests/vllm/drafters.py [--methods trigram,suffix,...] [--concurrency 1,16] [--limit N] [--executor mp] ...
+    python tests/vllm/drafters.py [--methods trigram,suffix,...] [--concurrency 1,16] [--limit N] [--parallel 3] ...
 
 vLLM runs in the environment of check.py, with this checkout's paceline on its path. It continues prompts greedily,
 plainly, with each drafter as a chain of `--draft` tokens, with lengths by cost (`auto`), and with its own drafters
@@ -29,7 +29,6 @@ THEIRS = {
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
     "vllm-suffix": {"method": "suffix"},
 }
-PARALLEL = ("mp", "ray")
 
 
 def main() -> None:
@@ -41,8 +40,8 @@ def main() -> None:
     python = options.python or environment()
 
     def serve(speculative: dict[str, Any] | None, engine: dict[str, Any]) -> list[dict[str, Any]]:
-        if options.executor:
-            engine |= {"tensor_parallel_size": options.parallel, "distributed_executor_backend": options.executor}
+        if options.parallel > 1:
+            engine |= {"tensor_parallel_size": options.parallel, "distributed_executor_backend": "mp"}
         asked = {"model": source.location, "speculative": speculative, "prompts": prompts, "tokens": options.tokens}
         asked |= {"concurrency": levels, "engine": engine}
         path = os.pathsep.join([str(Path(paceline.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -113,8 +112,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="named model or folder with safetensors")
     parser.add_argument("--methods", default=",".join((*OURS, *THEIRS)), help="default %(default)s")
     parser.add_argument("--concurrency", default="1,16", help="prompts at a time; default %(default)s")
-    parser.add_argument("--executor", choices=PARALLEL, help="of tensor-parallel workers; default: one process")
-    parser.add_argument("--parallel", type=int, default=3, help="workers; they share the attention heads evenly")
+    parser.add_argument("--parallel", type=int, default=1, help="processes; they share the attention heads evenly")
     parser.add_argument("--suite", default=str(PROMPTS))
     parser.add_argument("--limit", type=int, help="first prompts of each task")
     parser.add_argument("--tokens", type=int, default=64, help="of each continuation")
