@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.drafters.suffix_automaton import SuffixLookup
 from paceline.drafters.trigram.drafter import Trigram
-from paceline.drafting.lookup import Candidates, Lookup, MergedLookup, chain, united
+from paceline.drafting.lookup import Candidates, DraftSource, MergedLookup, chain, united
 from paceline.drafting.tree import TokenTree
 
 TARGET = SimpleNamespace(device=torch.device("cpu"), vocab_size=64, tokenizer=None, name="none")
@@ -94,7 +94,7 @@ def test_many_texts_at_once(texts: list[list[int]], depth: int) -> None:
 
 
 def test_nothing_is_proposed_by_nobody() -> None:
-    lookup = Lookup()
+    lookup = DraftSource()
     assert lookup.begin([1]) is None
     lookup.observe([1, 2], None)
     lookup.to_chains()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.drafters.suffix_automaton import likely
-from paceline.drafting.lookup import Candidates, Lookup
+from paceline.drafting.lookup import Candidates, DraftSource
 
 
 class NgramIndex:
@@ -37,7 +37,7 @@ class NgramIndex:
         return 0, []
 
 
-class NgramLookup(Lookup):
+class NgramLookup(DraftSource):
     """What followed the last n-gram where it occurred before. See `drafters.prompt_lookup.PromptLookup`."""
 
     source = "prompt-lookup"

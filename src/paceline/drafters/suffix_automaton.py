@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.drafting.lookup import Candidates, Lookup, chain
+from paceline.drafting.lookup import Candidates, DraftSource, chain
 from paceline.drafting.shared_texts import SharedTexts
 
 
@@ -74,7 +74,7 @@ class SuffixAutomaton:
             self.matched += 1
 
 
-class SuffixLookup(Lookup):
+class SuffixLookup(DraftSource):
     """What followed the longest suffix of the text when it occurred before. See `drafters.suffix.Suffix`.
 
     Args:

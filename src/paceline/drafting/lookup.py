@@ -54,7 +54,7 @@ def chain(tokens: list[int], scores: list[float], source: str) -> Candidates:
     return Candidates(tokens, list(range(len(tokens))), scores, [source] * len(tokens))
 
 
-class Lookup:
+class DraftSource:
     """Proposes continuations of texts that grow. What it knows of one text is its memory; dropped, it is forgotten."""
 
     #: What it calls itself in the statistics.
@@ -86,7 +86,7 @@ class Lookup:
         """From now on propose single paths where that is less work: the engine verifies chains only."""
 
 
-class MergedLookup(Lookup):
+class MergedLookup(DraftSource):
     """Several sources at once: what they propose becomes one tree, in which a token stands once, with its best score.
 
     Args:
@@ -95,7 +95,7 @@ class MergedLookup(Lookup):
 
     source = "merge"
 
-    def __init__(self, parts: Sequence[Lookup]) -> None:
+    def __init__(self, parts: Sequence[DraftSource]) -> None:
         self.parts = list(parts)
 
     def to_chains(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.batch_budget import Share, spend
 from paceline.drafting.budget import AUTO, Budget
-from paceline.drafting.lookup import Lookup
+from paceline.drafting.lookup import DraftSource
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.targets.target import PassOutput, Target
@@ -98,7 +98,7 @@ class LookupDrafter(TreeDrafter):
         lookup: the source.
     """
 
-    def __init__(self, target: Target, budget: int | str, lookup: Lookup) -> None:
+    def __init__(self, target: Target, budget: int | str, lookup: DraftSource) -> None:
         super().__init__(target, budget)
         self.lookup = lookup
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from paceline.compiled import compiled
-from paceline.drafting.lookup import Candidates, Lookup
+from paceline.drafting.lookup import Candidates, DraftSource
 
 if TYPE_CHECKING:
     from paceline.drafters.rest.datastore import Datastore
@@ -25,7 +25,7 @@ class Trie(NamedTuple):
     scores: Float[np.ndarray, " nodes"]
 
 
-class RestLookup(Lookup):
+class RestLookup(DraftSource):
     """What a datastore has behind the longest suffix of the text that it holds. See `drafters.rest.drafter.Rest`."""
 
     source = "rest"

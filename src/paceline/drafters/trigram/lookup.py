@@ -13,7 +13,7 @@ from paceline.drafters.trigram.matrix import Matrix
 from paceline.drafters.trigram.mixture import Ngrams, Rule
 from paceline.drafters.trigram.overlay import Overlay
 from paceline.drafters.trigram.search import Plan, grow, new_arena
-from paceline.drafting.lookup import Candidates, Lookup, chain
+from paceline.drafting.lookup import Candidates, DraftSource, chain
 
 log = logging.getLogger("paceline")
 
@@ -27,7 +27,7 @@ class Memory:
         self.seen = skip  # tokens that were, and those
 
 
-class TrigramLookup(Lookup):
+class TrigramLookup(DraftSource):
     """A tree of likely continuations. The options are those of `drafters.trigram.drafter.Trigram`.
 
     Args:

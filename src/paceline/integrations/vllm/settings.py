@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.drafters import DRAFTERS
-from paceline.drafting.lookup import Lookup, MergedLookup
+from paceline.drafting.lookup import DraftSource, MergedLookup
 from paceline.drafting.tree_drafter import LookupDrafter
 from paceline.errors import OptionError, require
 from paceline.policies import POLICIES
@@ -64,7 +64,7 @@ class Source(NamedTuple):
         policy: its name and options.
     """
 
-    lookup: Lookup
+    lookup: DraftSource
     auto: bool
     policy: str
 
@@ -88,7 +88,7 @@ def source_of(method: str, owner: Any) -> Source:
     return Source(lookup, made.auto, policy or made.default_policy)
 
 
-def lookup_of(drafter: Drafter, name: str) -> Lookup:
+def lookup_of(drafter: Drafter, name: str) -> DraftSource:
     """What a drafter proposes from. Raises OptionError where that is not token ids alone."""
     if isinstance(drafter, LookupDrafter):
         return drafter.lookup
