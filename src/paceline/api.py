@@ -249,7 +249,8 @@ def load(
         policy: `name[:option=value]...`; default the drafter's own.
         tokenizer: of a model passed as an object.
         verifier: "auto", "match" or "rejection": see `Request`.
-        dtype, device: as for `from_pretrained`; dtype default is float32 on a CPU, elsewhere the checkpoint's.
+        dtype: as for `from_pretrained`; default float32 on a CPU, elsewhere the checkpoint's.
+        device: as for `from_pretrained`.
         tier: how the target pass runs: one of `paceline.targets.TIERS`, or "auto". That is the fastest that runs a
             model loaded here, and "reference" for one passed as an object, whose weights other tiers would take over.
         exact: True insists on greedy output being plain decoding's bit for bit, which the torch and native tiers
