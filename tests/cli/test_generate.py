@@ -164,6 +164,21 @@ def test_compare_in_a_terminal(llm, width, monkeypatch: pytest.MonkeyPatch):
     assert "the token ids are identical." in " ".join(" ".join(lines[-3:]).split())
 
 
+def test_compare_as_a_picture(run, tiny_model_dir, tmp_path):
+    picture = tmp_path / "compare.svg"
+    code, out, _ = run("generate", PROMPT, "-m", tiny_model_dir, "-n", 20, "--compare", "--svg", picture)
+    drawn = picture.read_text()
+    assert code == 0
+    assert "\x1b" not in out
+    assert drawn.startswith("<svg")
+    assert "http" not in drawn.replace("http://www.w3.org", "").replace("https://www.textualize.io", "")
+    for part in ("prompt", "plain", "decoding", "identical."):
+        assert part in drawn
+    failed = run("generate", PROMPT, "-m", tiny_model_dir, "--svg", tmp_path / "none.svg")
+    assert (failed.code, len(failed.err.splitlines())) == (1, 1)
+    assert "give --compare" in failed.err
+
+
 def test_no_color_means_no_escapes(llm, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NO_COLOR", "1")
     console = Console(file=io.StringIO(), force_terminal=True, highlight=False, width=80)

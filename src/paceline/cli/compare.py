@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
+from io import StringIO
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import Palette, as_result, fancy, harmless, summary
+from paceline.files import whole
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paceline.api import LLM
     from paceline.decoding.request import Request
     from paceline.decoding.text import Piece
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 PLAIN = "plain decoding"
 SIDE_BY_SIDE = 72  # columns; narrower terminals get one panel above the other
 PROMPT_LINES = 20  # more are cut
+PICTURE = 110  # columns
 REFRESH = 5  # redraws a second, whatever is decoded: drawing must not favour whoever needs fewer rounds
 
 
@@ -82,12 +88,22 @@ def compare_runs(llm: LLM, ids: list[int], params: dict[str, Any]) -> dict[str, 
 
 
 def show_comparison(
-    console: Console, llm: LLM, ids: list[int], params: dict[str, Any], prompt: str, title: str
+    console: Console,
+    llm: LLM,
+    ids: list[int],
+    params: dict[str, Any],
+    prompt: str,
+    title: str,
+    picture: Path | None = None,
 ) -> None:
-    """Plain decoding first, then the method, each streaming into its panel; plain lines where panels cannot be."""
+    """Plain decoding first, then the method, each streaming into its panel; plain lines where panels cannot be.
+
+    Args:
+        picture: SVG file to write, of what a terminal would show in the end.
+    """
     plain, method = both = sides(llm, ids, params, title)
+    palette = Palette()
     if fancy(console):
-        palette = Palette()
         console.print(_prompt(console, prompt))
         with Live(
             get_renderable=lambda: _panels(console, both, palette, console.height - 2),
@@ -97,14 +113,33 @@ def show_comparison(
         ):
             plain.run()
             method.run()
-        console.print(_panels(console, both, palette), palette.legend(Counter(method.request.stats.sources)))
+        _print_panels(console, both, palette)
     else:
         for side in both:
             side.run()
             console.print(f"--- {side.title}", Text(harmless(side.text)), "", sep="\n", markup=False, soft_wrap=True)
+    _print_figures(console, both)
+    if picture:
+        recorded = Console(record=True, file=StringIO(), width=PICTURE, force_terminal=True, highlight=False)
+        recorded.print(_prompt(recorded, prompt))
+        _print_panels(recorded, both, palette)
+        _print_figures(recorded, both)
+        # Without the fonts that rich would fetch from elsewhere: the reader's own do.
+        drawn = re.sub(
+            r"@font-face \{.*?\}", "", recorded.export_svg(title="paceline generate --compare"), flags=re.DOTALL
+        )
+        with whole(picture) as file:
+            file.write_text(drawn, "utf-8")
+
+
+def _print_panels(console: Console, both: tuple[Side, Side], palette: Palette) -> None:
+    console.print(_panels(console, both, palette), palette.legend(Counter(both[1].request.stats.sources)))
+
+
+def _print_figures(console: Console, both: tuple[Side, Side]) -> None:
     for side in both:
         console.print(f"{side.title}: {summary(side.request.stats)}", markup=False)
-    console.print(_verdict(plain, method), style="bold" if fancy(console) else None)
+    console.print(_verdict(*both), style="bold" if fancy(console) else None)
 
 
 def _panels(console: Console, both: tuple[Side, Side], palette: Palette, height: int | None = None) -> RenderableType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
@@ -29,6 +30,7 @@ def generate(
     ] = None,
     raw: Annotated[bool, Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     compare: Annotated[bool, Option("--compare", help="Side by side with plain decoding.")] = False,
+    svg: Annotated[Path | None, Option("--svg", help="Keep what --compare shows as a picture, in this file.")] = None,
     colour: Annotated[bool, Option("--colour", help="Colour the tokens by who proposed them.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -41,6 +43,8 @@ def generate(
     conversation: Any = text
     if system is not None:
         conversation = [{"role": "system", "content": check_text(system)}, {"role": "user", "content": text}]
+    if svg and (as_json or not compare):
+        raise OptionError("--svg keeps what --compare shows on a terminal: give --compare, and not --json")
     predicted = "" if prediction is None else read_prompt(None, prediction)
     params = sampling.checked()
     llm = source.llm(method)
@@ -51,7 +55,7 @@ def generate(
         if as_json:
             print_json(about | compare_runs(llm, ids, params))
         else:
-            show_comparison(Console(highlight=False), llm, ids, params, text, about["method"])
+            show_comparison(Console(highlight=False), llm, ids, params, text, about["method"], svg)
         return
     [request] = llm.requests([ids], prediction=predicted, **params)
     if as_json:
