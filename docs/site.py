@@ -24,7 +24,7 @@ PAGES = {
     "heads/smollm2-135m/README.md": "heads.md",
     "src/paceline/checkpoints/smollm2-135m/PROVENANCE.md": "project/provenance.md",
 }
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -41,7 +41,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     source = next((file for file, shown in PAGES.items() if shown == path and path != "heads.md"), f"docs/{path}")
 
     def moved(link: re.Match[str]) -> str:
-        text, address = link.groups()
+        image, text, address = link.groups()
         name, hash_, anchor = address.partition("#")
         if not name or ":" in name:
             return link[0]
@@ -51,6 +51,6 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
             return link[0]  # dead: mkdocs says so
         if not (shown in PAGES.values() or there.startswith("docs/")):
             return text  # a file of the repository
-        return f"[{text}]({posixpath.relpath(shown, posixpath.dirname(path) or '.')}{hash_}{anchor})"
+        return f"{image}[{text}]({posixpath.relpath(shown, posixpath.dirname(path) or '.')}{hash_}{anchor})"
 
     return LINK.sub(moved, markdown)
