@@ -274,7 +274,7 @@ def test_sampled_drafts_of_a_trimmed_head(tmp_path: Path) -> None:
 def test_merged_with_others(tmp_path: Path, options: dict[str, int]) -> None:
     """Its nodes come first in the merged tree; the exit cache learns of tokens that others proposed."""
     target = as_target(small_llama())
-    own = Watched(target, head=save_head(tmp_path, small_llama, noise=0.3), **options)
+    own = Watched(target, head=save_head(tmp_path, small_llama, noise=1.0), **options)
     requests = run(target, Merge(target, drafters=[own, Suffix(target)], budget=4), Ragged)
     for request in requests:
         assert request.output == hf_greedy(target.model, request.ids[: request.prompt_length], len(request.output))

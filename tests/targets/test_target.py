@@ -25,11 +25,6 @@ SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_atten
 WIDE = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 2}
 
 REFUSED = {
-    "gpt-neo's local attention": lambda: hf.GPTNeoForCausalLM(
-        hf.GPTNeoConfig(
-            vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
-        )
-    ),
     "encoder-decoder": lambda: hf.T5ForConditionalGeneration(
         hf.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     ),
@@ -37,9 +32,6 @@ REFUSED = {
         hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
     ),
     "rwkv": lambda: hf.RwkvForCausalLM(hf.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)),
-    "bloom's alibi": lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)),
-    "falcon's alibi": lambda: hf.FalconForCausalLM(hf.FalconConfig(**SMALL, alibi=True)),
-    "mpt's alibi": lambda: hf.MptForCausalLM(hf.MptConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4)),
     "masked language model": lambda: hf.BertLMHeadModel(hf.BertConfig(**SMALL, intermediate_size=64)),
     "no head": lambda: hf.LlamaModel(hf.LlamaConfig(**WIDE)),
     "classifier": lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**WIDE)),

@@ -22,6 +22,7 @@ from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import DataError
 from paceline.profiling.trace import SCORED, Source, Trace, TracedDraft
 from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.context import ENDLESS
 
 if TYPE_CHECKING:
     from paceline.clock import MadeUpClock
@@ -34,7 +35,7 @@ class RecordedTarget:
     """Computes nothing: a pass takes what `costs` say. Requests follow their script."""
 
     device, dtype, num_layers, chains_only, has_blocks = torch.device("cpu"), torch.float32, 0, False, False
-    tier, exact, tokenizer, eos = "replay", True, None, ()
+    tier, exact, tokenizer, eos, border = "replay", True, None, (), ENDLESS
 
     def __init__(self, trace: Trace, costs: Costs, clock: MadeUpClock) -> None:
         self.name, self.vocab_size, self.context = trace.header.model, trace.header.vocab, trace.header.context

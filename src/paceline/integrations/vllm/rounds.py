@@ -16,7 +16,7 @@ from paceline.drafting.tree_drafter import reach
 from paceline.errors import PacelineError, first_line
 from paceline.integrations.vllm.lengths import Lengths, learn, path_probabilities
 from paceline.integrations.vllm.rows import ContentRows, NamedRows, VLLMRow, new_row
-from paceline.integrations.vllm.settings import PAD, Source, VLLMSettings, new_policy
+from paceline.integrations.vllm.settings import PAD, ProposalSource, VLLMSettings, new_policy
 from paceline.policies.base import Setting, StoppingPolicy
 
 OPTION = "paceline_policy"  # of a request, in `vllm_xargs`
@@ -34,7 +34,9 @@ class Rounds:
         clock: seconds.
     """
 
-    def __init__(self, source: Source, settings: VLLMSettings, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, source: ProposalSource, settings: VLLMSettings, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.source, self.settings, self._clock = source, settings, clock
         self.rows: ContentRows | NamedRows = ContentRows()
         self.lengths = Lengths(settings.most, settings.mode)

@@ -56,7 +56,7 @@ class VLLMSettings:
         return cls(method, mode, most, config.model_config.max_model_len, timed)
 
 
-class Source(NamedTuple):
+class ProposalSource(NamedTuple):
     """What drafts, and how far.
 
     Attributes:
@@ -69,7 +69,7 @@ class Source(NamedTuple):
     policy: str
 
 
-def source_of(method: str, owner: Any) -> Source:
+def source_of(method: str, owner: Any) -> ProposalSource:
     """The source of a method's drafts.
 
     Args:
@@ -85,7 +85,7 @@ def source_of(method: str, owner: Any) -> Source:
     made = DRAFTERS.parse(drafter).build(owner)
     lookup = lookup_of(made, drafter)
     lookup.to_chains()
-    return Source(lookup, made.auto, policy or made.default_policy)
+    return ProposalSource(lookup, made.auto, policy or made.default_policy)
 
 
 def lookup_of(drafter: Drafter, name: str) -> DraftSource:
