@@ -54,7 +54,7 @@ class TestLoad:
 
     def test_drafter_as_a_function(self, llm: LLM) -> None:
         made = llm.method(lambda target: PromptLookup(target, ngram=2), "adaedl")
-        assert made.drafter.lookup.ngram == 2
+        assert made.drafter.lookup.longest == 2
         assert made.policy.cls is AdaEDL
         assert made.target is llm.target
         assert llm.method(PromptLookup).policy.text == "fixed:k=10"
