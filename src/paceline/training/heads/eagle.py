@@ -78,9 +78,9 @@ class _Step(NamedTuple):
 class EagleTask(FeatureTask):
     """What belongs to position t of a text, where `batch.labels` and `top_ids` have token t + 1.
 
-    the head reads          the target's states at t, token t + 1     what is frozen, ids ahead by 1
-    EAGLE-1 guesses         the feature at t + 1              features ahead by 1
-    its logits are of       token t + 2                       labels, top_ids ahead by 1
+    the head reads          the target's states at t, token t + 1   what is frozen, ids ahead by 1
+    EAGLE-1 guesses         the feature at t + 1                    features ahead by 1
+    its logits are of       token t + 2                             labels, top_ids ahead by 1
     in step n (from 0)      for a draft that began from t - n; `count` moves that back to where it began
     """
 
@@ -114,10 +114,8 @@ class EagleTask(FeatureTask):
 
     def _weights(self, batch: Batch, steps: Sequence[_Step]) -> Float[Tensor, " n"]:
         """Of every draft, by its step. They sum to the labels of the batch, at however many positions is learnt."""
-        labels, shares = (
-            int((ahead(batch.labels, 1, IGNORE) != IGNORE).sum()),
-            [self.options.fading**n for n in range(len(steps))],
-        )
+        labels = int((ahead(batch.labels, 1, IGNORE) != IGNORE).sum())
+        shares = [self.options.fading**n for n in range(len(steps))]
         each = labels / max(1, len(steps[0].logits)) / sum(shares)
         return torch.cat(
             [
