@@ -243,8 +243,8 @@ def test_costs_count_what_grows_with_the_text() -> None:
     """The keys and values of layers without a window: 2 of 4 here, 2 heads of 8 numbers."""
     assert _slot_bytes(as_target(make("gemma2"))) == 2 * 2 * 2 * 8 * 8
     assert _slot_bytes(as_target(make("mistral"))) == 1
-    target = as_target(make("phi3").float())
-    assert measured(target)(8) >= measured(target)(1) > 0
+    costs = measured(as_target(make("phi3").float()))
+    assert all(costs(width) > 0 for width in (1, 8))
 
 
 # -- the cache -----------------------------------------------------------------------------------------------------
