@@ -156,7 +156,7 @@ class Engine(RunningBatch):
         after_draft = seconds["verify"] + seconds["sample"] + seconds["other"]
         passes, rounds = known_costs(self.target), known_costs(self.drafter)
         if passes and start == 0:
-            passes.observe(span.batch * span.width, after_draft, float(span.starts.mean()), span.batch)
+            passes.observe(span.batch * span.width, after_draft, sum(span.starts.tolist()) / span.batch, span.batch)
         if rounds and len(trees) == 1:
             rounds.observe(trees[0].depth, seconds["draft"] + after_draft)
 

@@ -18,6 +18,7 @@ MEASURED, NOISE = 0.25, 0.1  # of a width's first measurement, of a pass that is
 DRIFT, CHANGE = 0.03, 0.003  # from one pass to the next: of the machine's speed, of a width's own cost
 SLOWER, FASTER = 2.0, 4.0  # the most standard deviations that a pass counts for: noise only ever adds
 
+SETTLED, EVERY = 64, 4  # passes after which only each so many-th is learned from: learning takes time, too
 FIRST_PROBE = 8  # passes after which one is run for the sake of knowing; then after twice as many each time
 
 _WIDTHS = np.arange(TABLE + 1, dtype=float)
@@ -115,7 +116,7 @@ class LearnedCosts(Costs):
         self._mean = np.log(line) + gain @ np.log(measured / line)
         self._covariance = prior - gain @ prior
         self._change = DRIFT**2 + CHANGE**2 * (shared + own)
-        self._observed, self._next_probe = 0, FIRST_PROBE
+        self._observed, self._next_probe = 0, FIRST_PROBE  # passes
         self._set(np.exp(self._mean))
 
     @classmethod
@@ -137,18 +138,21 @@ class LearnedCosts(Costs):
         return cls(first, context=context, read=read, score=score)
 
     def observe(self, width: int, seconds: float, slots: float | None = None, rows: int = 1) -> None:
+        self._observed += 1
+        since = EVERY if self._observed > SETTLED else 1  # passes since the last that was learned from
         base = seconds - self._further(width, slots, rows)
-        if base <= 0:
-            return
+        if self._observed % since == 0 and base > 0:
+            self._learn(width, base, since)
+
+    def _learn(self, width: int, base: float, since: int) -> None:
         at = self._between(width)
-        self._covariance += self._change
+        self._covariance += since * self._change
         covariance = self._covariance @ at
         variance = float(at @ covariance) + NOISE**2
         surprise = (np.log(base) - float(at @ self._mean)) / variance**0.5
         surprise = min(max(surprise, -FASTER), SLOWER) * variance**0.5
         self._mean += covariance * (surprise / variance)
         self._covariance -= np.outer(covariance, covariance) / variance
-        self._observed += 1
         self._set(np.exp(self._mean))
 
     def probe(self, widths: Sequence[int]) -> int | None:
