@@ -163,6 +163,7 @@ class TestGenerate:
             ("x", {"max_new_tokens": -3}, OptionError, "not -3"),
             ("x", {"temperature": -1.0}, OptionError, "temperature must be >= 0"),
             ("x", {"temprature": 1.0}, OptionError, "unknown sampling option: temprature"),
+            ("x", {"drafter": "suffix"}, OptionError, "a request has no drafter of its own: llm.method"),
             ("x", {"batch": 0}, OptionError, "batch must be at least 1"),
             ("x", {"max_new_tokens": 257}, ContextOverflow, "exceed the model's context of 256 tokens"),
             ([1] * 250, {"max_new_tokens": 7}, ContextOverflow, "prompt of 250 tokens [+] 7 new tokens"),

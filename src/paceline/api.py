@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -111,6 +111,7 @@ class LLM:
             OptionError: empty prompt, unknown or invalid sampling option.
             ContextOverflow: prompt and new tokens do not fit the context.
         """
+        _refuse_method(sampling)
         several = _is_batch(prompt)
         prompts = cast("list[Prompt]", prompt if several else [prompt])
         requests = self.requests(prompts, chat=chat, prediction=prediction, **sampling)
@@ -132,6 +133,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, *, chat: bool | None = None, **sampling: Any) -> Iterator[str]:
         """Continue one prompt; yields text as it becomes certain, never half a character."""
+        _refuse_method(sampling)
         [request] = self.requests([prompt], chat=chat, **sampling)
         for _ in self.run([request]):
             if text := "".join(piece.text for piece in request.read()):
@@ -278,6 +280,11 @@ def load(
         require(not source, f"{', '.join(source)}: only of models that are loaded by name")
         target = make_target(model, tokenizer, "reference" if tier == AUTO else tier, exact)
     return _assemble(target, drafter, policy, verifier, None if fresh else tuned_for(target))
+
+
+def _refuse_method(options: Mapping[str, object]) -> None:
+    named = [name for name in ("drafter", "policy") if name in options]
+    require(not named, f"a request has no {' or '.join(named)} of its own: llm.method(drafter, policy) has another")
 
 
 def parse_method(drafter: str, policy: str | None = None) -> tuple[Spec, Spec]:
