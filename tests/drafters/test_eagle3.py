@@ -18,7 +18,7 @@ from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafters.auto import trained_head
 from paceline.drafters.eagle.drafter import Eagle
-from paceline.drafters.eagle.fused_head import OWN, Eagle3Config, Eagle3Head, llama_layers
+from paceline.drafters.eagle.fused_head import ADDED, OWN, Eagle3Config, Eagle3Head, llama_layers
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.eagle.kinds import find_eagle, take_eagle
 from paceline.drafting.base import Row
@@ -98,11 +98,11 @@ def test_output_of_ragged_batches(make: type, options: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize("tier", list(TIERS))
-@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"norm_first": True}, {"token": ADDED}])
 @torch.inference_mode()
-def test_steps_are_the_forward_over_the_whole_text(tier: str, norm_first: bool) -> None:
+def test_steps_are_the_forward_over_the_whole_text(tier: str, kind: dict[str, object]) -> None:
     """To rounding: the root's pass, with one token and with several that wait, and the step after it."""
-    model, shape = small_llama().float(), {"layers": 2, "norm_first": norm_first, "tokens": range(100, 200)}
+    model, shape = small_llama().float(), {"layers": 2, "tokens": range(100, 200), **kind}
     head, target = noisy(model, **shape), make_target(small_llama().float(), tier=tier)
     seen = states(model, IDS[:-1])
     first, follows = head.fused(seen), torch.tensor([IDS[1:]])

@@ -214,6 +214,10 @@ class TestWriting:
             write_eagle3(read, target, tmp_path / "original", "original")
         assert not (tmp_path / "original").exists()
 
+    def test_a_token_that_is_added_has_no_layout(self, target: Target, tmp_path: Path) -> None:
+        with told(OptionError, "no public layout has a head that adds the token to the state"):
+            write_eagle3(Eagle3Head.from_target(target.model, token="added"), target, tmp_path / "out", "vllm")
+
 
 @pytest.mark.parametrize("layout", ["vllm", "original"])
 def test_command(layout: str, tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ KINDS: dict[str, tuple[Callable[..., PreparedTraining], Any, Any]] = {
     "medusa": (prepare_medusa, MedusaOptions, MedusaHead),
     "eagle": (prepare_eagle, EagleOptions, EagleHead),
     "eagle3": (prepare_eagle3, Eagle3Options, Eagle3Head),
+    "eagle3-added": (prepare_eagle3, partial(Eagle3Options, token="added"), Eagle3Head),
 }
 EAGLES = [kind for kind in KINDS if kind.startswith("eagle")]
 
@@ -112,7 +114,7 @@ def test_rollout_is_drafting_token_by_token(kind: str, tiny_model_dir: Path, tin
         for index, weight in enumerate(head.parameters()):  # all parts of it in use
             weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(index))
         batch = made.data.batch([5])
-        frozen = made.task.frozen(batch)[:, :12, : head.fc.in_features if kind == "eagle3" else None]
+        frozen = made.task.frozen(batch)[:, :12, : head.fc.in_features if kind != "eagle" else None]
         ids = batch.ids[:, :12]
         guesses = list(rollout(head, frozen, ids, 3))
         for start in range(2, 8):
@@ -135,7 +137,7 @@ def test_eagles_are_measured_as_they_draft(kind: str, tiny_model_dir: Path, tiny
     hits = starts = 0
     with torch.no_grad():
         frozen, counts = made.task.frozen(batch), made.task.count(batch)
-        fused = head.fused(frozen[..., : head.fc.in_features] if kind == "eagle3" else frozen)
+        fused = head.fused(frozen[..., : head.fc.in_features] if kind != "eagle" else frozen)
         for at in range(first - 1, len(ids) - 3):  # where the first token to draft, `at + 2`, is the model's
             state, text = fused[:, : at + 1], ids[: at + 2]
             for _ in range(2):

@@ -121,6 +121,10 @@ def eagle3(
     taps: Annotated[
         str, _option("--taps", help="Which hidden states it reads, as 2,15,27; default a low, a middle, a late one.")
     ] = "",
+    token: Annotated[
+        Literal["beside", "added"],
+        _option("--token", help="The next token stands beside the state, as in EAGLE-3, or is added to it."),
+    ] = "beside",
     noise: Annotated[float, _option("--noise", help="To add to these states, relative to their size.")] = 0.0,
     rollout: Annotated[int, ROLLOUT] = 3,
     fading: Annotated[float, FADING] = 0.8,
@@ -132,7 +136,7 @@ def eagle3(
 
         given = taps.split(",") if taps else []
         require(all(tap.strip().isdecimal() for tap in given), f"taps must be numbers as in 2,15,27, not '{taps}'")
-        common = head.options(training, stored) | {"taps": tuple(map(int, given))}
+        common = head.options(training, stored) | {"taps": tuple(map(int, given)), "token": token}
         options = Eagle3Options(noise=noise, rollout=rollout, fading=fading, **common)
         adversarial = head.game()
         from paceline.training.heads.prepare_feature_heads import prepare_eagle3

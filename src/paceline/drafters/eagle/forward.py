@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paceline.drafters.eagle.fused_head import Eagle3Head
+from paceline.drafters.eagle.fused_head import Eagle3Head, WideLayer
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafting.base import Row
 from paceline.drafting.output_rows import output_rows
@@ -46,9 +46,12 @@ class EagleForward:
         self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach(), target)
         self.token_norm: nn.Module | None = None  # of EAGLE-3: of what its first layer reads beside the state,
         self.state_norm: nn.Module = nn.Identity()  # and of the state that passes by it, where that is normed
+        self.token_in: Callable[[Tensor], Tensor] | None = None  # where the token is added to the state
         self.taps: tuple[int, ...] = (target.num_layers,)
         if isinstance(head, Eagle3Head):
             self.taps, self.token_norm = tuple(head.config.taps), head.entry_norm
+            if head.token_in is not None:
+                self.token_in, self._normed = fast_linear(head.token_in.weight.detach(), None, target), head.normed
             self._take_layers(head)
         rows = self._rows(head)
         unused = torch.zeros(1, target.config.hidden_size, dtype=target.dtype, device=target.device)
@@ -60,10 +63,11 @@ class EagleForward:
     def _take_layers(self, head: Eagle3Head) -> None:
         """Make the head's modules ones that tiers take over."""
         first, norm = head.decoder.layers[0], head.norm
-        if first.norm_first:
-            self.state_norm, first.input_layernorm, first.norm_first = first.input_layernorm, nn.Identity(), False
-        if self.target.tier != "reference":
-            head.decoder.layers[0] = first.plain()
+        if isinstance(first, WideLayer):
+            if first.norm_first:
+                self.state_norm, first.input_layernorm, first.norm_first = first.input_layernorm, nn.Identity(), False
+            if self.target.tier != "reference":
+                head.decoder.layers[0] = first.plain()
         head.decoder.norm = type(first.post_attention_layernorm)(len(norm.weight), eps=norm.eps)
         head.decoder.norm.weight = norm.weight
 
@@ -140,6 +144,8 @@ class EagleForward:
         """What stands for a guessed state where the target's own are known: its feature, or several fused."""
         if self.token_norm is None:
             return self.target.features(hidden)
+        if self.token_in is not None:
+            hidden = self._normed(hidden)
         return self.fc(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
 
     def _run(
@@ -148,6 +154,9 @@ class EagleForward:
         embedded = self.target.embed(span)
         if self.token_norm is None:
             entered, beside = self.fc(torch.cat([embedded, states], -1).flatten(0, 1)).view(*states.shape), None
+        elif self.token_in is not None:
+            token = self.token_in(self.token_norm(embedded).flatten(0, 1))
+            entered, beside = states + token.view(*states.shape), None
         else:
             entered, beside = self.state_norm(states), self.token_norm(embedded)
         return self.layers.layers(entered, span, cache, 0, self.count, beside=beside)

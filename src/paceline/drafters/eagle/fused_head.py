@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 OWN, OF_TARGET = "own", "target"
+BESIDE, ADDED = "beside", "added"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class Eagle3Config(HeadConfig):
         norm_first: whether what passes by the first layer's attention is the normed state (`norm_before_residual` in
             the speculators format) or the state itself.
         output: "target": the target's output matrix, not stored; "own": one of the head's own.
+        token: how the next token comes in. "beside": only the first layer's attention reads it, as in EAGLE-3; "added":
+            to the state, as in EAGLE's first form, so that the layers are plain ones. Then `fc` reads normed states.
         model: the Hugging Face configuration of its layers, Llama's whatever the target is.
     """
 
@@ -42,6 +45,7 @@ class Eagle3Config(HeadConfig):
     taps: list[int]
     norm_first: bool = False
     output: str = OF_TARGET
+    token: str = BESIDE
     model: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -49,6 +53,7 @@ class Eagle3Config(HeadConfig):
         require(self.model.get("num_hidden_layers") == self.layers, f"its model has not {self.layers} layers")
         require(bool(self.taps) and min(self.taps) >= 0, f"taps must be numbers of layers, not {self.taps}")
         require(self.output in (OWN, OF_TARGET), f"output must be {OWN} or {OF_TARGET}, not '{self.output}'")
+        require(self.token in (BESIDE, ADDED), f"token must be {BESIDE} or {ADDED}, not '{self.token}'")
 
 
 class WideLayer(nn.Module):
@@ -92,7 +97,9 @@ class Eagle3Head(TrainedHead):
 
     Attributes:
         fc: from as many hidden sizes as there are taps to one.
-        lm: the layers, as a Hugging Face model without anything before or after them. The first is a `WideLayer`.
+        token_in: where the token is added to the state, the matrix that its embedding goes through; else None.
+        lm: the layers, as a Hugging Face model without anything before or after them. The first is a `WideLayer` where
+            the token stands beside the state.
         entry_norm: of embeddings.
         norm: before the output matrix.
         embedding: of all tokens; None until the target is known.
@@ -115,7 +122,9 @@ class Eagle3Head(TrainedHead):
         size, eps = self.lm.config.hidden_size, self.lm.config.rms_norm_eps
         self.fc = nn.Linear(len(config.taps) * size, size, bias=False)
         self.entry_norm, self.norm = (nn.RMSNorm(size, eps=eps) for _ in range(2))
-        self.decoder.layers[0] = WideLayer(self.decoder.layers[0], config.norm_first)
+        self.token_in = nn.Linear(size, size, bias=False) if config.token == ADDED else None
+        if self.token_in is None:
+            self.decoder.layers[0] = WideLayer(self.decoder.layers[0], config.norm_first)
         self.decoder.norm = nn.Identity()
         self.register_buffer("embedding", None, persistent=False)
         own = config.output == OWN and tokens is not None
@@ -129,6 +138,7 @@ class Eagle3Head(TrainedHead):
         *,
         tokens: Sequence[int] | None = None,
         taps: Sequence[int] = (),
+        token: str = BESIDE,
         name: str | None = None,
         seed: int = 0,
     ) -> Self:
@@ -139,6 +149,7 @@ class Eagle3Head(TrainedHead):
             layers: K.
             tokens: ids that can be drafted; None: all.
             taps: see `Eagle3Config`; by default a low, a middle and a late one, as EAGLE-3's authors chose them.
+            token: see `Eagle3Config`.
             name: of the target; by default as the model says.
             seed: of what is drawn.
 
@@ -154,6 +165,7 @@ class Eagle3Head(TrainedHead):
             Eagle3Config(
                 layers=layers,
                 taps=list(chosen),
+                token=token,
                 target=name or model_key(target),
                 model=llama_layers(target.config, layers),
             ),
@@ -194,17 +206,25 @@ class Eagle3Head(TrainedHead):
     # -- training --------------------------------------------------------------------------------------------------
     def fused(self, states: Float[Tensor, "batch tokens taps*hidden"]) -> Float[Tensor, "batch tokens hidden"]:
         """What the first step of a draft reads in place of a state of the head's own."""
-        made: Tensor = self.fc(states)
+        made: Tensor = self.fc(states if self.token_in is None else self.normed(states))
         return made
+
+    def normed(self, states: Float[Tensor, "*rows taps*hidden"]) -> Float[Tensor, "*rows taps*hidden"]:
+        """Each tap's states by themselves, of root mean square 1: taps differ tenfold in size, which training minds."""
+        apart = states.unflatten(-1, (len(self.config.taps), -1))
+        return functional.rms_norm(apart, apart.shape[-1:], eps=self.norm.eps).flatten(-2)
 
     def entered(
         self, state: Float[Tensor, "batch tokens hidden"], ids: Int[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens twice"]:
-        """What the layers read: `state` at position t with the token at t + 1, `ids`."""
+    ) -> Float[Tensor, "batch tokens width"]:
+        """What the layers read: `state` at position t with the token at t + 1, `ids`. It is twice as wide as the state
+        where both stand side by side.
+        """
         if self.embedding is None:
             raise ValueError("this head shares the target's embeddings, which it does not know yet")
         embedded = functional.embedding(ids, self.embedding).to(state.dtype)
-        return torch.cat([state, self.entry_norm(embedded)], -1)
+        token = self.entry_norm(embedded)
+        return torch.cat([state, token], -1) if self.token_in is None else state + self.token_in(token)
 
     def forward(
         self,

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.drafters.eagle.fused_head import BESIDE
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
@@ -60,11 +61,13 @@ class Eagle3Options(EagleOptions):
 
     Args:
         taps: see `Eagle3Config`; none: those of EAGLE-3's authors.
+        token: see `Eagle3Config`.
     """
 
     regression: float = 0.0
     noise: float = 0.0
     taps: tuple[int, ...] = ()
+    token: str = BESIDE
 
 
 class _Step(NamedTuple):

@@ -68,18 +68,26 @@ def fit_eagle(head: EagleHead, features: HiddenStates, data: Dataset, samples: S
 
 @torch.no_grad()
 def fit_eagle3(head: Eagle3Head, frozen: HiddenStates, data: Dataset, samples: Sequence[int]) -> None:
-    """Let `fc` guess the next feature from the states it fuses as well as a linear map can, and the final norm give it
-    the size of features; the layers learn the rest.
+    """Let `fc` guess the next feature from the states it fuses, and from the token where that is added to them, as well
+    as a linear map can, and the final norm give it the size of features; the layers learn the rest.
     """
     size, read = head.fc.out_features, head.fc.in_features
-    found, squares = Regression(read, size, head.fc.weight.device), torch.zeros(())
+    entries = read if head.token_in is None else read + size
+    found, squares = Regression(entries, size, head.fc.weight.device), torch.zeros(())
     for batch, asked in _learnt(data, samples, head.fc.weight.device, 1):
         given = frozen(batch).float()
         follows = ahead(given[..., -size:], 1, 0.0)[asked]
-        squares = follows.square().mean()
-        if found.add(given[asked][:, :read], follows):
+        squares, entered = follows.square().mean(), given[asked][:, :read]
+        if head.token_in is not None:
+            assert head.embedding is not None
+            token = head.entry_norm(functional.embedding(ahead(batch.ids, 1, 0)[asked], head.embedding).float())
+            entered = torch.cat([head.normed(entered), token], -1)
+        if found.add(entered, follows):
             break
-    head.fc.weight.copy_(found.solve())
+    fitted = found.solve()
+    head.fc.weight.copy_(fitted[:, :read])
+    if head.token_in is not None:
+        head.token_in.weight.copy_(fitted[:, read:])
     head.norm.weight.fill_(float(squares.sqrt()))
 
 

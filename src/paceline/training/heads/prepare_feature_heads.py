@@ -101,7 +101,12 @@ def prepare_eagle3(
     """An EAGLE-3 head, as `prepare_medusa`."""
     frozen = _frozen(name, folders, config)
     head = Eagle3Head.from_target(
-        frozen.model, config.layers, tokens=frozen.tokens, taps=config.taps, seed=plan.training.seed
+        frozen.model,
+        config.layers,
+        tokens=frozen.tokens,
+        taps=config.taps,
+        token=config.token,
+        seed=plan.training.seed,
     )
 
     def make_task(states: HiddenStates, matrix: Tensor) -> EagleTask:
