@@ -43,7 +43,7 @@ for head in "${heads[@]}"; do
     resume=()
     [ ! -d "$head" ] || resume=(--resume)
     case $head in
-        eagle3) paceline train eagle3 "${common[@]}" --objective whole --epochs 6 --steps 3600 --out "$head" "${resume[@]}" ;;
+        eagle3) paceline train eagle3 "${common[@]}" --token added --objective whole --epochs 6 --steps 3600 --out "$head" "${resume[@]}" ;;
         eagle-k1) paceline train eagle "${common[@]}" --objective whole --epochs 6 --steps 3600 --out "$head" "${resume[@]}" ;;
         eagle-k2) paceline train eagle -K 2 "${common[@]}" --objective whole --epochs 6 --steps 3600 --out "$head" "${resume[@]}" ;;
         medusa-k1) paceline train medusa --heads 3 "${common[@]}" --objective whole --epochs 6 --steps 1800 --out "$head" "${resume[@]}" ;;
