@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
+from paceline.drafters.eagle.stepping_head import SteppingHead
+from paceline.drafting.heads import HeadConfig, as_ids, with_blocks
 from paceline.drafting.own_layers import make_layers
 from paceline.errors import require
 from paceline.targets.families import embedding_matrix, output_matrix
@@ -87,7 +88,7 @@ class WideLayer(nn.Module):
         return layer
 
 
-class Eagle3Head(TrainedHead):
+class Eagle3Head(SteppingHead):
     """At position t it reads the target's hidden states there, of the depths `config.taps`, and the embedding of token
     t + 1: `fc` fuses the states, the layers make the state from which token t + 2 is told, and which stands for the
     target's in the next step of a draft.
@@ -225,32 +226,6 @@ class Eagle3Head(TrainedHead):
         embedded = functional.embedding(ids, self.embedding).to(state.dtype)
         token = self.entry_norm(embedded)
         return torch.cat([state, token], -1) if self.token_in is None else state + self.token_in(token)
-
-    def forward(
-        self,
-        states: Float[Tensor, "batch tokens taps*hidden"],
-        ids: Int[Tensor, "batch tokens"],
-        positions: Int[Tensor, "batch tokens"] | None = None,
-        mask: Int[Tensor, "batch tokens"] | None = None,
-    ) -> Float[Tensor, "batch tokens hidden"]:
-        """The head's states, for whole texts.
-
-        Args:
-            states: of the target at positions 0, 1, ..., of all taps one after the other.
-            ids: of the tokens at positions 1, 2, ...: what follows each.
-            positions: of the states; 0, 1, ... by default.
-            mask: 1 for what is there, 0 for padding.
-        """
-        return self.run(self.fused(states), ids, positions, mask)
-
-    def run(
-        self, state: Tensor, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
-    ) -> Float[Tensor, "batch tokens hidden"]:
-        """`forward` on what may be states of the head's own."""
-        entered = self.entered(state, ids)
-        out = self.decoder(inputs_embeds=entered, position_ids=positions, attention_mask=mask, use_cache=False)
-        made: Tensor = out.last_hidden_state
-        return made
 
     def outputs(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         """Logits of the tokens that can be drafted."""

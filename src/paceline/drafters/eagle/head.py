@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
+from paceline.drafters.eagle.stepping_head import SteppingHead
+from paceline.drafting.heads import HeadConfig, as_ids, with_blocks
 from paceline.drafting.own_layers import layers_config, make_layers
 from paceline.errors import require
 from paceline.targets.families import FAMILIES, embedding_matrix, output_matrix
@@ -41,7 +42,7 @@ class EagleConfig(HeadConfig):
         require(self.model.get("num_hidden_layers") == self.layers, f"its model has not {self.layers} layers")
 
 
-class EagleHead(TrainedHead):
+class EagleHead(SteppingHead):
     """At position t it reads the *feature* there, the target's hidden state after its final norm, and the embedding of
     token t + 1, and guesses the feature at t + 1, of which the target's output matrix tells token t + 2:
     `fc([embedding, feature])`, then the layers, of which the first does not norm what its attention reads.
@@ -144,32 +145,6 @@ class EagleHead(TrainedHead):
         return probe_features(target)
 
     # -- training --------------------------------------------------------------------------------------------------
-    def forward(
-        self,
-        features: Float[Tensor, "batch tokens hidden"],
-        ids: Int[Tensor, "batch tokens"],
-        positions: Int[Tensor, "batch tokens"] | None = None,
-        mask: Int[Tensor, "batch tokens"] | None = None,
-    ) -> Float[Tensor, "batch tokens hidden"]:
-        """Guesses of the features that follow, for whole texts.
-
-        Args:
-            features: of the target at positions 0, 1, ...
-            ids: of the tokens at positions 1, 2, ...: what follows each feature.
-            positions: of the features; 0, 1, ... by default.
-            mask: 1 for what is there, 0 for padding.
-        """
-        return self.run(self.fused(features), ids, positions, mask)
-
-    def run(
-        self, state: Tensor, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
-    ) -> Float[Tensor, "batch tokens hidden"]:
-        """`forward` on what may be guesses of the head's own."""
-        entered = self.entered(state, ids)
-        out = self.decoder(inputs_embeds=entered, position_ids=positions, attention_mask=mask, use_cache=False)
-        guessed: Tensor = out.last_hidden_state
-        return guessed
-
     def fused(self, states: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, "batch tokens hidden"]:
         """What the first step of a draft reads in place of a guess of the head's own: the features themselves."""
         return states

@@ -13,12 +13,11 @@ from transformers import DynamicCache
 from paceline.training.heads.head_task import ahead
 
 if TYPE_CHECKING:
-    from paceline.drafters.eagle.fused_head import Eagle3Head
-    from paceline.drafters.eagle.head import EagleHead
+    from paceline.drafters.eagle.stepping_head import SteppingHead
 
 
 def rollout(
-    head: EagleHead | Eagle3Head,
+    head: SteppingHead,
     read: Float[Tensor, "batch tokens read"],
     ids: Int[Tensor, "batch tokens"],
     steps: int,
