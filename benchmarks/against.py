@@ -1,12 +1,17 @@
-"""Decoding speed of this checkout against another one's: `python benchmarks/against.py OTHER/src`.
+"""Decoding speed of this checkout against another one's, or what a pass of the target costs there.
 
-Each side is a process of its own over its own sources. They take turns prompt by prompt, so that a machine whose speed
-drifts is unfair to neither, and their token ids must agree.
+    python benchmarks/against.py OTHER/src                                  # whole answers, by method
+    python benchmarks/against.py OTHER/src --passes 1,2,4,8,16 --contexts 256,896 --tiers native
+
+Each side is a process of its own over its own sources. They take turns, prompt by prompt or pass by pass, so that a
+machine whose speed drifts is unfair to neither. Their token ids must agree; of passes it says whether the logits' bits
+do. Passes run over KV caches of the same random numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -19,6 +24,7 @@ from typing import Any
 HERE = Path(__file__).parent
 METHODS = ("none", "prompt-lookup", "trigram", "eagle")
 TIERS = ("torch", "native")
+WIDEST = 512  # a pass
 
 
 class Side:
@@ -58,6 +64,9 @@ def work(tier: str, model: str) -> None:
     made = {"none": llm}
     for line in sys.stdin:
         asked = json.loads(line)
+        if "width" in asked:
+            print(json.dumps(time_pass(llm.target, **asked)), file=out, flush=True)
+            continue
         name = asked["method"]
         if name not in made:
             made[name] = llm.method(name)
@@ -66,6 +75,28 @@ def work(tier: str, model: str) -> None:
         seconds = time.perf_counter() - started
         assert not isinstance(output, list)
         print(json.dumps({"seconds": seconds, "tokens": output.tokens}), file=out, flush=True)
+
+
+def time_pass(target: Any, width: int, context: int) -> dict[str, Any]:
+    """A pass over `width` tokens after `context` committed ones: its seconds, and a digest of the logits."""
+    import numpy as np
+    import torch
+
+    from paceline.targets.span import Span
+
+    cache = caches.get(context)
+    if cache is None:
+        cache = caches[context] = target.new_cache(1, context + WIDEST)
+        cache.store.normal_(generator=torch.Generator().manual_seed(context))
+    with torch.inference_mode():
+        ids = torch.arange(width)[None] + 100
+        started = time.perf_counter()
+        logits = target.forward(Span(ids, np.array([context])), cache).logits
+        seconds = time.perf_counter() - started
+    return {"seconds": seconds, "bits": hashlib.sha256(logits.numpy().tobytes()).hexdigest()}
+
+
+caches: dict[int, Any] = {}  # of a side, by context
 
 
 def main() -> None:
@@ -79,12 +110,17 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=6, help="first prompts only")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--passes", help="time passes of these widths instead, as in 1,2,4,8")
+    parser.add_argument("--contexts", default="256", help="committed tokens before them")
     args = parser.parse_args()
     if args.worker:
         work(*args.worker)
         return
     if args.other is None or not (args.other / "paceline").is_dir():
         parser.error("name the other checkout's src, the folder that holds paceline/")
+    if args.passes:
+        compare_passes(args)
+        return
     prompts = [json.loads(line)["turns"][0] for line in args.prompts.read_text().splitlines()][: args.limit]
     print(
         "| tier | method | speed against the other's, median | quartiles | of the fastest | ids |",
@@ -95,6 +131,30 @@ def main() -> None:
         sides = [Side(sources, tier, args.model) for sources in (HERE.parent / "src", args.other.absolute())]
         for method in args.methods.split(","):
             compare(sides, tier, method, prompts, args)
+        for side in sides:
+            side.close()
+
+
+def compare_passes(args: argparse.Namespace) -> None:
+    """A table for each tier and context: milliseconds of both sides, minimum and median."""
+    for tier in args.tiers.split(","):
+        sides = [Side(sources, tier, args.model) for sources in (HERE.parent / "src", args.other.absolute())]
+        for context in map(int, args.contexts.split(",")):
+            print(f"\n{tier}, {context} tokens of context: this checkout and the other, ms\n")
+            print("| width | least | median | least, other | median, other | least / other's | bits |")
+            print("| --: | --: | --: | --: | --: | --: | --- |")
+            for width in map(int, args.passes.split(",")):
+                found: list[list[dict[str, Any]]] = [[], []]
+                for turn in range(2 + max(args.repeats, 200 // (4 + width))):
+                    for at in (0, 1) if turn % 2 else (1, 0):
+                        found[at].append(sides[at].ask(width=width, context=context))
+                (own, theirs), bits = ([1e3 * f["seconds"] for f in side[2:]] for side in found), "equal"
+                if found[0][0]["bits"] != found[1][0]["bits"]:
+                    bits = "differ"
+                cells = [
+                    f"{x:.2f}" for x in (min(own), median(own), min(theirs), median(theirs), min(own) / min(theirs))
+                ]
+                print(f"| {width} | {' | '.join(cells)} | {bits} |", flush=True)
         for side in sides:
             side.close()
 
