@@ -31,6 +31,9 @@ class Head:
 
     layers: Annotated[int, _option("--layers", "-K", help="Layers of the head.")] = 1
     vocab: Annotated[int, _option("--vocab", help="Tokens it can draft, the most frequent ones; 0: all.")] = 7168
+    init: Annotated[
+        str, _option("--init", help="Folder of a trained head of this kind to go on from, with its vocabulary.")
+    ] = ""
     adversarial: Annotated[
         float, _option("--adversarial", help="KOALA's lambda, the weight of fooling a discriminator; 0: none.")
     ] = 0.0
@@ -50,7 +53,7 @@ class Head:
 
     def options(self, training: Training, stored: bool) -> dict[str, Any]:
         """Fields of `HeadOptions`."""
-        return {"layers": self.layers, **training.task(self.vocab, stored)}
+        return {"layers": self.layers, "init": self.init, **training.task(self.vocab, stored)}
 
     def game(self) -> AdversarialOptions | None:
         """Raises OptionError for what is out of range."""

@@ -143,9 +143,10 @@ class Eagle(AutoregressiveDrafter):
         return Step(self._logits(states)[:, 0], states[:, 0])
 
     def _logits(self, states: Float[Tensor, "batch width hidden"]) -> Float[Tensor, "batch width tokens"]:
+        if self._text is None:
+            return self.forward.head(states)
         features = self.forward.features(states)
-        logits = self.forward.logits(features)
-        return self._text.logits(features, logits) if self._text else logits
+        return self._text.logits(features, self.forward.logits(features))
 
     def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees = [DynamicTree(row.ids[-1], self.tree, self.max_candidates) for row in rows]

@@ -97,7 +97,10 @@ class EagleForward:
         cache, counts = self.cache.rows(0, len(rows)), np.array([len(new) for new in news])
         # Before a prompt of one token there is nothing: its first draft is a blind guess, whose slot the truth gets.
         width = max(*counts, 1)
-        hidden = torch.stack([nn.functional.pad(new, (0, 0, 0, width - len(new))) for new in news])
+        if len(news) == 1 and len(news[0]) == width:
+            hidden = news[0][None]
+        else:
+            hidden = torch.stack([nn.functional.pad(new, (0, 0, 0, width - len(new))) for new in news])
         ids = [(row.ids[-max(len(new), 1) :] + [0] * width)[:width] for row, new in zip(rows, news, strict=True)]
         span = Span(torch.tensor(ids, device=self.target.device), cache.lengths.copy())
         out = self._run(self._read(hidden), span, cache)
@@ -115,6 +118,10 @@ class EagleForward:
     def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         return self.target.logits(features) if self._every else self.layers.logits(features)
 
+    def head(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        """`logits` of `features`, on most tiers in one call."""
+        return self.target.logits(self.features(states)) if self._every else self.layers.head(states)
+
     def catch_up(self, rows: Sequence[Row]) -> None:
         """Of the rows that are drafted for, read what waits but the last tokens, which are read with the root."""
         for row in rows:
@@ -125,9 +132,12 @@ class EagleForward:
     @staticmethod
     def _taken(row: Row) -> Float[Tensor, "tokens hidden"]:
         """What waits, and no longer does; nothing of a row that is not drafted for."""
-        waiting = torch.cat(row.state.waiting)
-        row.state.waiting = [waiting[:0] if row.room > 0 else waiting]
-        return waiting if row.room > 0 else waiting[:0]
+        pieces: list[Tensor] = row.state.waiting
+        pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
+        waiting = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        nothing = waiting[:0]
+        row.state.waiting = [nothing if row.room > 0 else waiting]
+        return waiting if row.room > 0 else nothing
 
     def _read_waiting(self, row: Row, count: int) -> None:
         """Read the first `count` of what waits, or only the last of them."""

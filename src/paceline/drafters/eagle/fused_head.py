@@ -212,8 +212,10 @@ class Eagle3Head(SteppingHead):
 
     def normed(self, states: Float[Tensor, "*rows taps*hidden"]) -> Float[Tensor, "*rows taps*hidden"]:
         """Each tap's states by themselves, of root mean square 1: taps differ tenfold in size, which training minds."""
-        apart = states.unflatten(-1, (len(self.config.taps), -1))
-        return functional.rms_norm(apart, apart.shape[-1:], eps=self.norm.eps).flatten(-2)
+        apart = states.reshape(*states.shape[:-1], len(self.config.taps), -1)
+        squares = apart.square().mean(-1, keepdim=True)
+        normed: Tensor = apart * (squares + self.config.model["rms_norm_eps"]).rsqrt()
+        return normed.view(states.shape)
 
     def entered(
         self, state: Float[Tensor, "batch tokens hidden"], ids: Int[Tensor, "batch tokens"]

@@ -26,9 +26,12 @@ class HeadOptions(TaskOptions):
 
     Args:
         layers: K.
+        init: folder of a trained head to go on from, which says what can be drafted, too; "": a new one, whose weights
+            are fitted to the text.
     """
 
     layers: int = 1
+    init: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,7 @@ from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.heads import TrainedHead, with_blocks
+from paceline.errors import require
 from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
@@ -42,7 +43,8 @@ class FrozenModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     target: Target
     data: Dataset
-    tokens: list[int] | None  # that the head can draft
+    tokens: Sequence[int] | None  # that the head can draft
+    init: TrainedHead | None  # a trained head to go on from
     dtype: torch.dtype  # of the checkpoint
     total: int  # parameters of the model
 
@@ -58,7 +60,7 @@ def prepare_medusa(
 
     Raises what `prepare_early_exit` does.
     """
-    frozen = _frozen(name, folders, config)
+    frozen = _frozen(name, folders, config, MedusaHead)
     head = MedusaHead.from_target(
         frozen.model,
         heads=config.heads,
@@ -82,7 +84,7 @@ def prepare_eagle(
     adversarial: AdversarialOptions | None = None,
 ) -> PreparedTraining:
     """An EAGLE head, as `prepare_medusa`."""
-    frozen = _frozen(name, folders, config)
+    frozen = _frozen(name, folders, config, EagleHead)
     head = EagleHead.from_target(frozen.model, config.layers, tokens=frozen.tokens, seed=plan.training.seed)
 
     def make_task(features: HiddenStates, matrix: Tensor) -> EagleTask:
@@ -99,7 +101,7 @@ def prepare_eagle3(
     adversarial: AdversarialOptions | None = None,
 ) -> PreparedTraining:
     """An EAGLE-3 head, as `prepare_medusa`."""
-    frozen = _frozen(name, folders, config)
+    frozen = _frozen(name, folders, config, Eagle3Head)
     head = Eagle3Head.from_target(
         frozen.model,
         config.layers,
@@ -115,15 +117,17 @@ def prepare_eagle3(
     return _prepared(frozen, head, fit_eagle3, make_task, config, plan, adversarial, taps=head.config.taps)
 
 
-def _frozen(name: str, folders: Sequence[Path], config: HeadOptions) -> FrozenModel:
+def _frozen(name: str, folders: Sequence[Path], config: HeadOptions, kind: type[TrainedHead]) -> FrozenModel:
     model, tokenizer = load_as_stored(name)
     data = Dataset(*folders, max_length=config.max_length, tokenizer=fingerprint(tokenizer))
     total, dtype = parameters(model), model.dtype
     target = as_target(model.float())  # for a fingerprint that does not depend on how training computes
-    tokens = frequent_tokens(data.frequencies(target.vocab_size), config.vocab, target.eos)
-    return FrozenModel(
-        model, tokenizer, with_blocks(target, "a head on the model's features"), data, tokens, dtype, total
-    )
+    target = with_blocks(target, "a head on the model's features")
+    init, tokens = None, frequent_tokens(data.frequencies(target.vocab_size), config.vocab, target.eos)
+    if config.init:
+        init = kind.load(config.init, target)
+        tokens = None if init.tokens is None else init.tokens.tolist()
+    return FrozenModel(model, tokenizer, target, data, tokens, init, dtype, total)
 
 
 def _prepared(
@@ -144,7 +148,10 @@ def _prepared(
     matrix, embeddings = (_rows(part, head, device) for part in (output_matrix(model), embedding_matrix(model)))
     layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), frozen.tokenizer, tier), taps=taps)
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, stored) if config.stored else layers
-    fit(head, features, data, data.split(training.held_back)[0])
+    if frozen.init is None:
+        fit(head, features, data, data.split(training.held_back)[0])
+    else:
+        _go_on(head, frozen.init)
     learner: Task
     made = learner = make_task(features, matrix)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
@@ -154,6 +161,18 @@ def _prepared(
         settings["adversarial"] = asdict(adversarial)
     loaded = frozen.total + parameters(learner.module)
     return PreparedTraining(learner, data, home, settings, loaded, frozen.total)
+
+
+def _go_on(head: TrainedHead, before: TrainedHead) -> None:
+    """Take the weights of a head that is trained already.
+
+    Raises:
+        OptionError: it is another than what the options ask for.
+    """
+    wanted, given = ({name: weight.shape for name, weight in one.state_dict().items()} for one in (head, before))
+    same = wanted == given and getattr(head.config, "taps", None) == getattr(before.config, "taps", None)
+    require(same, "the head to go on from has other layers than the options ask for")
+    head.load_state_dict(before.state_dict())
 
 
 def _rows(rows: Tensor, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:
