@@ -355,7 +355,7 @@ def test_blocks_are_read_in_pieces(tmp_path: Path, cache_dir: Path, monkeypatch:
     """Of any size: the rows of a head, which lie in another order in the file, may be in several."""
     write_gguf(tmp_path / "tiny.gguf")
     for rows in (7, 16, 100):
-        monkeypatch.setattr("paceline.targets.native.storage._SOME", rows)
+        monkeypatch.setattr("paceline.targets.native.storage.SOME", rows)
         model, tokenizer = sources.load_model(str(tmp_path / "tiny.gguf"), progress=False)
         assert kinds(NativeTarget(model, tokenizer, "blocks")) == {Kind.Q4_1, Kind.Q8_0}
 
