@@ -185,7 +185,11 @@ def _source_of_packed(
     wanted = tier == "native" or (tier == AUTO and exact is not False)
     plain = dtype in (None, "float32", torch.float32) and str(device) == "cpu"
     special = any(value for option, value in options.items() if option not in ("progress", "merge_adapter"))
-    return resolve_local(name, weights=False) if wanted and plain and not special else None
+    if not wanted or not plain or special:
+        return None
+    from paceline.targets import native
+
+    return resolve_local(name, weights=not native.possible())
 
 
 def _start_packed(folder: str, tier: str) -> Target | None:
