@@ -33,11 +33,11 @@ class Storage:
 
     Args:
         mode: "auto" takes the blocks of the GGUF file that the checkpoint was made from where they are exactly its
-            weights, else bfloat16 where that is exact, else float16 where that is, else float32. "stored" does so too for
-            a model of `stored.load`, whose weights are still in the file: nothing is compared, and nothing but other
-            kinds of blocks is dequantised. "blocks", "bf16" and "fp16" have only float32 to fall back to, matrix by
-            matrix; "fp32" is float32 for all. "rounded" is the only one that changes the model: blocks of 8 bits near
-            the weights, for drafters.
+            weights, else bfloat16 where that is exact, else float16 where that is, else float32. "stored" is the same
+            for a model of `stored.load`, whose weights are still in the file: nothing is compared, and only what is
+            not taken as blocks is dequantised. "blocks", "bf16" and "fp16" have only float32 to fall back to, matrix
+            by matrix; "fp32" is float32 for all. "rounded" is the only one that changes the model: blocks of 8 bits
+            near the weights, for drafters.
         source: the GGUF file, if there is one.
         heads: number of heads of the modules that have any, by the last part of their names.
         input_kind: what the products round their inputs to.
