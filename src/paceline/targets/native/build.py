@@ -99,7 +99,7 @@ def _whole(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             head, size = file.read(_ELF.size), path.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return False
     if len(head) < _ELF.size or not head.startswith(b"\x7fELF\x02"):
         return sys.platform != "linux"

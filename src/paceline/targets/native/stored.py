@@ -61,21 +61,20 @@ def load(folder: str, file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerB
 @contextmanager
 def reading(model: PreTrainedModel, blocks: Blocks) -> Iterator[None]:
     """As long as this lasts, the model's modules read the rows of their matrices from the file."""
-    matrices = {module: blocks.matrix(name) for name, module in model.named_modules() if hasattr(module, "weight")}
-    tied = blocks.matrix("lm_head") or matrices[model.get_input_embeddings()]
-    changed = []
+    linear = (nn.Linear, nn.Embedding)
+    matrices: dict[nn.Module, BlockMatrix | None] = {
+        module: blocks.matrix(name) for name, module in model.named_modules() if isinstance(module, linear)
+    }
+    embedding = matrices[model.get_input_embeddings()]
     for module, found in matrices.items():
-        if isinstance(module, nn.Linear):
-            module.forward = partial(_product, found or tied, module.bias)  # type: ignore[method-assign]
-        elif isinstance(module, nn.Embedding):
-            module.forward = partial(_rows, found)  # type: ignore[method-assign]
-        else:
-            continue
-        changed.append(module)
+        matrix = found or embedding  # an output matrix that is tied is not in the file
+        assert matrix is not None  # see `load`
+        forward = partial(_product, matrix, module.bias) if isinstance(module, nn.Linear) else partial(_rows, matrix)
+        module.forward = forward  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for module in changed:
+        for module in matrices:
             del module.forward
 
 
