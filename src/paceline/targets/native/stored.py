@@ -70,7 +70,7 @@ def reading(model: PreTrainedModel, blocks: Blocks) -> Iterator[None]:
         matrix = found or embedding  # an output matrix that is tied is not in the file
         assert matrix is not None  # see `load`
         forward = partial(_product, matrix, module.bias) if isinstance(module, nn.Linear) else partial(_rows, matrix)
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
     try:
         yield
     finally:
