@@ -40,10 +40,13 @@ def write_gguf(
     """A Llama with Q8_0 embeddings, Q4_1 matrices and F32 norms; returns the dequantised tensors by GGUF name.
 
     Args:
-        arch: "qwen2" has biases of queries, keys and values.
-        kinds: other kinds, by a matrix's name in its layer or by its name in the file.
+        arch: "qwen2" has biases of queries, keys and values, "qwen3" norms of queries and keys, and heads
+            of 128 numbers, the only size that transformers reads of its files.
+        kinds: other kinds, by a matrix's name in its layer or by its name in the file; with one for "output" there is
+            an output matrix.
     """
     tokens, kinds = vocabulary(), kinds or {}
+    size = 128 if arch == "qwen3" else hidden // HEADS
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(128)
     writer.add_embedding_length(hidden)
@@ -53,7 +56,7 @@ def write_gguf(
     writer.add_head_count_kv(KV)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(100000.0)
-    writer.add_rope_dimension_count(hidden // HEADS)
+    writer.add_rope_dimension_count(size)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -76,14 +79,16 @@ def write_gguf(
         plain[name] = gguf.quants.dequantize(raw, numbers)
 
     add("token_embd.weight", (len(tokens), hidden), kinds.get("token_embd", "Q8_0"))
+    if "output" in kinds:
+        add("output.weight", (len(tokens), hidden), kinds["output"])
     add("output_norm.weight", (hidden,), "F32")
-    kv = hidden // HEADS * KV
+    queries, kv = HEADS * size, KV * size
     for layer in range(LAYERS):
         for name, shape in {
-            "attn_q": (hidden, hidden),
+            "attn_q": (queries, hidden),
             "attn_k": (kv, hidden),
             "attn_v": (kv, hidden),
-            "attn_output": (hidden, hidden),
+            "attn_output": (hidden, queries),
             "ffn_gate": (ffn, hidden),
             "ffn_up": (ffn, hidden),
             "ffn_down": (hidden, ffn),
@@ -91,6 +96,8 @@ def write_gguf(
             add(f"blk.{layer}.{name}.weight", shape, kinds.get(f"blk.{layer}.{name}", kinds.get(name, "Q4_1")))
             if arch == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
                 add(f"blk.{layer}.{name}.bias", shape[:1], "F32")
+            if arch == "qwen3" and name in ("attn_q", "attn_k"):
+                add(f"blk.{layer}.{name}_norm.weight", (size,), "F32")
         add(f"blk.{layer}.attn_norm.weight", (hidden,), "F32")
         add(f"blk.{layer}.ffn_norm.weight", (hidden,), "F32")
     writer.write_header_to_file()
@@ -107,14 +114,14 @@ def load_in_child(gguf_path: str, log: str, kill: bool, ready: Barrier) -> None:
     """
     convert = sources.convert
 
-    def logged(path, out, name, step):
+    def logged(path, out, name, step, without):
         with Path(log).open("a") as file:
             file.write("converted\n")
         if kill:
             (out / "model.safetensors").write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.5)  # long enough for the other process to come and find the lock taken
-        return convert(path, out, name, step)
+        return convert(path, out, name, step, without)
 
     sources.convert = logged
     ready.wait(120)

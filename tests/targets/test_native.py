@@ -355,7 +355,7 @@ def test_blocks_are_read_in_pieces(tmp_path: Path, cache_dir: Path, monkeypatch:
     """Of any size: the rows of a head, which lie in another order in the file, may be in several."""
     write_gguf(tmp_path / "tiny.gguf")
     for rows in (7, 16, 100):
-        monkeypatch.setattr("paceline.targets.native.storage._SOME", rows)
+        monkeypatch.setattr("paceline.targets.native.storage.SOME", rows)
         model, tokenizer = sources.load_model(str(tmp_path / "tiny.gguf"), progress=False)
         assert kinds(NativeTarget(model, tokenizer, "blocks")) == {Kind.Q4_1, Kind.Q8_0}
 
@@ -439,7 +439,7 @@ def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
     [
         (None, "needs a C++ compiler"),
         ("echo 'x.cpp:1:10: fatal error: omp.h: no such file' >&2; exit 1", "omp.h: no such file"),
-        ("exit 0", "cannot be built or loaded"),
+        ("exit 0", "it made no library"),
     ],
 )
 def test_unavailable(
@@ -460,6 +460,60 @@ def test_unavailable(
         build.library.cache_clear()
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+    assert build.possible() == (script is not None)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(build, "folder", lambda: tmp_path / "file" / "native")
+    build.library.cache_clear()
+    try:
+        with told(NativeUnavailable, "cannot be built: .*file"):
+            build.library()
+    finally:
+        build.library.cache_clear()
+
+
+def foreign(good: bytes) -> bytes:
+    """A library for another kind of processor."""
+    return good[:18] + b"\xff\xff" + good[20:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: good[:40],
+        lambda good: good[:5000],  # the system would load it, and end the process
+        foreign,
+    ],
+)
+def test_a_library_that_cannot_be_loaded_is_built_again(
+    damage: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: if what is built cannot be loaded either, that is remembered."""
+    good, found = Path(build.library()._name).read_bytes(), build.find_compiler()
+    assert found
+    path, makes = tmp_path / f"{build._key(found)}.so", [good]
+
+    def compile_library(_compiler: str, made: Path, _stage: object) -> None:
+        fresh = made.with_suffix(".new")
+        fresh.write_bytes(makes.pop())
+        fresh.replace(made)
+
+    monkeypatch.setattr(build, "compile_library", compile_library)
+    monkeypatch.setattr(build, "folder", lambda: tmp_path)
+    try:
+        path.write_bytes(damage(good))
+        build.library.cache_clear()
+        assert (build.library()._name, path.read_bytes(), makes) == (str(path), good, [])
+        monkeypatch.setattr(build, "folder", lambda: tmp_path / "other")  # a path is loaded once in a process
+        makes = [foreign(good)]
+        for words in ("built and cannot be loaded", "cannot be loaded.*remembered: delete"):
+            build.library.cache_clear()
+            with told(NativeUnavailable, words):
+                build.library()
+    finally:
+        build.library.cache_clear()
 
 
 def test_a_compilation_that_failed_is_remembered(

@@ -192,7 +192,7 @@ def test_wheel_with_wrong_hash_is_refused(local_wheel, named, monkeypatch, cache
 
 
 def test_failure_inside_the_conversion_leaves_nothing(local_wheel, monkeypatch, cache):
-    def broken(path, out, name, step):
+    def broken(path, out, name, step, without):
         (out / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
@@ -215,7 +215,7 @@ def test_full_disk_before_and_while_writing(local_wheel, monkeypatch, cache, tin
     errors = [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), ValueError("I/O error: No space left on device")]
     for error in errors:
 
-        def full(path, out, name, step, error=error):
+        def full(path, out, name, step, without, error=error):
             (out / "model.safetensors").write_bytes(b"half")
             raise error
 

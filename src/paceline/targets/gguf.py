@@ -1,11 +1,13 @@
-"""A GGUF file as a folder of fp32 safetensors with its tokenizer, by transformers' own reader and dequantisation."""
+"""A GGUF file as a folder for transformers, by its own reader and dequantisation: configuration, tokenizer, and fp32
+safetensors where these are wanted.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +20,28 @@ from paceline.targets.loading import quiet, read_weights, require_causal
 from paceline.targets.store import need
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 STEPS = 4
+#: Architectures, by llama.cpp's names, whose tensors are transformers' own but for the order of rows: the native tier
+#: packs the file's blocks as they are (`native.stored`).
+STORED = ("llama", "qwen2", "qwen3")
 
 # Values of `tokenizer.ggml.pre` whose text is cut at every digit before the GPT-2 pattern (llama.cpp,
 # llama-vocab.cpp). transformers 5.23 knows only the pattern and splits "\n\n1." into tokens the model never saw.
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
 
 
-def convert(gguf: Path, out: Path, name: str, step: Callable[[int], None]) -> dict[str, Any]:
+def convert(
+    gguf: Path, out: Path, name: str, step: Callable[[int], None], without: Collection[str] = ()
+) -> dict[str, Any]:
     """Write config, tokenizer and fp32 weights of `gguf` into the folder `out`; returns facts for its manifest.
 
-    `name` stands for the file in messages; `step` is told how many of the `STEPS` are done. Raises `IntegrityError`
-    for a file that cannot be read, `UnsupportedModel` for one that is no causal language model or has no tokenizer,
-    `DiskFull`.
+    `name` stands for the file in messages; `step` is told how many of the `STEPS` are done. Files of the architectures
+    `without` keep their weights to themselves. Raises `IntegrityError` for a file that cannot be read,
+    `UnsupportedModel` for one that is no causal language model or has no tokenizer, `DiskFull`.
     """
-    from transformers import AutoConfig, AutoTokenizer  # they take seconds
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # they take seconds
     from transformers.utils.quantization_config import GgufConfig
 
     with gguf.open("rb") as file:
@@ -52,18 +59,24 @@ def convert(gguf: Path, out: Path, name: str, step: Callable[[int], None]) -> di
         tokenizer = AutoTokenizer.from_pretrained(**where)
         _correct(tokenizer, config, reader)
         step(2)
-        model = read_weights(
-            name,
-            **where,
-            config=config,
-            dtype=torch.float32,
-            quantization_config=GgufConfig(gguf.name, dequantize=True),
-        )
+        field = reader.get_field("general.architecture")
+        weightless = field is not None and field.contents() in without
+        if weightless:
+            with torch.device("meta"):
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        else:
+            how = GgufConfig(gguf.name, dequantize=True)
+            model = read_weights(name, **where, config=config, dtype=torch.float32, quantization_config=how)
     step(3)
-    need(out, sum(p.numel() * p.element_size() for p in model.parameters()), "the converted model")
     with quiet():
         tokenizer.save_pretrained(out)
-        model.save_pretrained(out)
+        if weightless:
+            model.config.architectures = [type(model).__name__]
+            model.config.save_pretrained(out)
+            model.generation_config.save_pretrained(out)
+        else:
+            need(out, sum(p.numel() * p.element_size() for p in model.parameters()), "the converted model")
+            model.save_pretrained(out)
     step(STEPS)
     return {"dtype": "float32", "gguf_tensors": dict(Counter(t.tensor_type.name for t in reader.tensors))}
 

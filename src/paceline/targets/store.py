@@ -50,19 +50,19 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def entry(key: str, build: Build, *, verify: bool = False) -> Path:
-    """The complete folder of `key`, built now if it is absent or damaged.
+def entry(key: str, build: Build, *, verify: bool = False, holding: str = "") -> Path:
+    """The complete folder of `key`, built now if it is absent or damaged, or has no file whose name ends in `holding`.
 
-    `build(work, damaged)` writes the files into the folder `work` and returns facts for the manifest; `damaged` is
+    `build(work, replaced)` writes the files into the folder `work` and returns facts for the manifest; `replaced` is
     the folder about to be replaced, if any, for what can be saved from it.
     """
     folder = root() / "models" / key
-    if folder.is_dir() and fault(folder, full=verify) is None:
+    if folder.is_dir() and fault(folder, full=verify, holding=holding) is None:
         return folder
     with disk_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / f".{key}.lock", key):
-            reason = fault(folder, full=verify) if folder.exists() else None
+            reason = fault(folder, full=verify, holding=holding) if folder.exists() else None
             if folder.exists() and reason is None:  # another process built it while we waited
                 return folder
             if reason:
@@ -71,8 +71,10 @@ def entry(key: str, build: Build, *, verify: bool = False) -> Path:
     return folder
 
 
-def fault(folder: Path, *, full: bool = False) -> str | None:
-    """Why the folder is not a complete entry of this version, or None if it is."""
+def fault(folder: Path, *, full: bool = False, holding: str = "") -> str | None:
+    """Why the folder is not a complete entry of this version, or None if it is. Empty where nothing is wrong, but no
+    file's name ends in `holding`.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT:
@@ -84,6 +86,8 @@ def fault(folder: Path, *, full: bool = False) -> str | None:
             suspect = full or found.st_size <= _SMALL or found.st_mtime_ns != facts.get("mtime_ns")
             if suspect and sha256(folder / name) != facts["sha256"]:
                 return f"{name} has changed"
+        if not any(name.endswith(holding) for name in manifest["files"]):
+            return ""
     except OSError as error:
         return f"{Path(error.filename or folder).name}: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from paceline.targets.native import NativeTarget
+    from paceline.targets.sources import ModelSource
     from paceline.targets.torch_tier import TorchTarget
 
 #: How a target pass runs, as `module:function` of (model, tokenizer): one block view, the same results.
@@ -77,10 +78,7 @@ def make_target(
         log.warning(GOING_ON, error)
         return make_target(model, tokenizer, "torch", exact, proven=proven)
     if seen is not None:
-        fast = cast("NativeTarget | TorchTarget", target)
-        own, fast.windows = fast.windows, small
-        check_agrees(fast, seen)
-        fast.windows = own
+        _check(cast("NativeTarget | TorchTarget", target), seen, small)
     if exact and not target.exact:
         raise _not_exact(tier, target.exactness)
     return target
@@ -90,6 +88,12 @@ def _witnessed(model: PreTrainedModel) -> tuple[Witness, list[int]]:
     """What the model makes of a few tokens, with windows so small that these show how it uses them; and the windows."""
     with small_windows(model):
         return witness(model, noise=False), layer_windows(model, context_of(model.config.get_text_config())) or []
+
+
+def _check(target: NativeTarget | TorchTarget, seen: Witness, small: list[int]) -> None:
+    own, target.windows = target.windows, small
+    check_agrees(target, seen)
+    target.windows = own
 
 
 def _fastest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, exact: bool | None) -> Target:
@@ -151,27 +155,29 @@ def load_target(
     from paceline.targets.sources import load_model
 
     check_tier(tier, exact)  # before a model is loaded
-    folder = _folder_of_packed(name, dtype, device, tier, exact, options)
-    if folder and (started := _start_packed(folder, tier)):
+    source = _source_of_packed(name, dtype, device, tier, exact, options)
+    if source and (started := _start_packed(source.location, tier)):
         return started
-    model, tokenizer = load_model(name, dtype=dtype, device=device, **options)
-    target = make_target(model, tokenizer, tier, exact)
-    if folder and target.tier == "native":
+    target = _from_blocks(source, tier) if source else None
+    if target is None:
+        model, tokenizer = load_model(name, dtype=dtype, device=device, **options)
+        target = make_target(model, tokenizer, tier, exact)
+    if source and target.tier == "native":
         from paceline.targets.native.start import keep
 
-        keep(cast("NativeTarget", target), folder)
+        keep(cast("NativeTarget", target), source.location)
     return target
 
 
-def _folder_of_packed(
+def _source_of_packed(
     name: str,
     dtype: torch.dtype | str | None,
     device: torch.device | str,
     tier: str,
     exact: bool | None,
     options: dict[str, Any],
-) -> str | None:
-    """The model's folder, if it is here and asked for as the native tier's packed weights are kept: on the CPU in
+) -> ModelSource | None:
+    """Where the model is, if it is here and asked for as the native tier's packed weights are kept: on the CPU in
     float32, without adapters, quantisation or code of its own.
     """
     from paceline.targets.sources import resolve_local
@@ -179,7 +185,11 @@ def _folder_of_packed(
     wanted = tier == "native" or (tier == AUTO and exact is not False)
     plain = dtype in (None, "float32", torch.float32) and str(device) == "cpu"
     special = any(value for option, value in options.items() if option not in ("progress", "merge_adapter"))
-    return resolve_local(name) if wanted and plain and not special else None
+    if not wanted or not plain or special:
+        return None
+    from paceline.targets import native
+
+    return resolve_local(name, weights=not native.possible())
 
 
 def _start_packed(folder: str, tier: str) -> Target | None:
@@ -193,6 +203,31 @@ def _start_packed(folder: str, tier: str) -> Target | None:
         return start(folder)
     except NativeUnavailable:  # the long way warns of it
         return None
+
+
+def _from_blocks(source: ModelSource, tier: str) -> Target | None:
+    """From the GGUF file that a model comes from, without its weights in float32; by the same decisions and proof as
+    from a model: None where the long way is to decide.
+    """
+    if source.gguf is None:
+        return None
+    from paceline.targets.native import NativeTarget, check_model, stored
+
+    found = stored.load(source.location, source.gguf)
+    if found is None:
+        return None
+    model, tokenizer, blocks = found
+    try:
+        if tier == AUTO and not _native_pays(model, exact=None):
+            return None
+        check_model(model)
+        with stored.reading(model, blocks):
+            seen, small = _witnessed(model)
+        target = NativeTarget(model, tokenizer, "stored")
+    except (NativeUnavailable, UnsupportedModel):  # the long way tells of it
+        return None
+    _check(target, seen, small)
+    return target
 
 
 def check_tier(tier: str, exact: bool | None = None) -> None:

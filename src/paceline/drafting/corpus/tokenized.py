@@ -180,7 +180,7 @@ def tokenizer_of(model: str, progress: bool = True) -> tuple[PreTrainedTokenizer
     """
     from transformers import AutoTokenizer  # takes a second
 
-    source = resolve(model, progress=progress)
+    source = resolve(model, progress=progress, weights=False)
     with quiet():
         try:
             return AutoTokenizer.from_pretrained(source.location, revision=source.revision), source

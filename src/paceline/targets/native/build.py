@@ -9,6 +9,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ from paceline.targets.native.compiler import (
 )
 from paceline.targets.progress import bars
 
+_ELF = struct.Struct("40x Q 10x H H 2x")  # of a header: where the table of sections is, sizes of an entry, entries
 FORCED = "PACELINE_ISA"  # environment variable: an instruction set to run on instead
 
 
@@ -50,7 +52,7 @@ def _packaged() -> ctypes.CDLL | None:
     """That of the wheel, if there is one and it was made of just these sources."""
     path = packaged_folder() / f"{source_key()}.so"
     try:
-        return _declare(ctypes.CDLL(str(path))) if path.exists() else None
+        return _declare(ctypes.CDLL(str(path))) if _whole(path) else None
     except OSError:  # made for another system: perhaps there is a compiler
         return None
 
@@ -62,15 +64,47 @@ def _compiled() -> ctypes.CDLL:
             "the native tier needs a C++ compiler with OpenMP (g++ or clang++), and none is installed"
         )
     path = folder() / f"{_key(compiler)}.so"
+    bad = None  # when one was written that cannot be loaded: it is damaged, or was made for another machine
     try:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_suffix(".lock")):
-                if not path.exists():  # else another process built it while we waited
-                    _compile_once(compiler, path)
-        return _declare(ctypes.CDLL(str(path)))
+        while True:
+            if build := bad is not None or not _whole(path):
+                _build(compiler, path, bad)
+            try:
+                return _declare(ctypes.CDLL(str(path)))
+            except OSError as error:
+                if build:
+                    raise _remembered(path, f"the native tier was built and cannot be loaded: {error}") from error
+                bad = path.stat().st_mtime_ns
     except OSError as error:
-        raise NativeUnavailable(f"the native tier cannot be built or loaded: {error}") from error
+        raise NativeUnavailable(f"the native tier cannot be built: {error}") from error
+
+
+def _build(compiler: str, path: Path, bad: int | None) -> None:
+    """Compile the library, unless another process has while we waited.
+
+    Args:
+        bad: when the library was written that cannot be loaded; None: there is none, or none that is whole.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not _whole(path) or path.stat().st_mtime_ns == bad:
+            _compile_once(compiler, path)
+
+
+def _whole(path: Path) -> bool:
+    """Whether the library is there, to its end: the system loads one that was cut short, and ends the process then.
+
+    Of ELF files the end is where the table of sections ends; other systems' are not looked into.
+    """
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(_ELF.size), path.stat().st_size
+    except OSError:
+        return False
+    if len(head) < _ELF.size or not head.startswith(b"\x7fELF\x02"):
+        return sys.platform != "linux"
+    table, entry, count = _ELF.unpack(head)
+    return bool(size >= table + entry * count)
 
 
 def packaged_folder() -> Path:
@@ -132,10 +166,13 @@ def _compile_once(compiler: str, path: Path) -> None:
         with bars(sys.stderr.isatty()) as stage:
             compile_library(compiler, path, stage)
     except CompilationFailed as error:
-        reason = f"the native tier {error}"
-        with whole(failed) as partial:
-            partial.write_text(reason, encoding="utf-8")
-        raise NativeUnavailable(reason) from error
+        raise _remembered(path, f"the native tier {error}") from error
+
+
+def _remembered(path: Path, reason: str) -> NativeUnavailable:
+    with whole(path.with_suffix(".failed")) as partial:
+        partial.write_text(reason, encoding="utf-8")
+    return NativeUnavailable(reason)
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -156,6 +193,11 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def possible() -> bool:
+    """Whether there is a library of a wheel, or a compiler: nothing is built or loaded for that."""
+    return _whole(packaged_folder() / f"{source_key()}.so") or find_compiler() is not None
 
 
 def available() -> bool:

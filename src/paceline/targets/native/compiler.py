@@ -87,14 +87,17 @@ def compile_library(compiler: str, path: Path, stage: Stage) -> None:
             for count, errors in enumerate(pool.map(_errors, jobs), start=1):
                 failed += errors
                 done(count)
-        failed = failed or _errors([compiler, "-shared", "-fopenmp", *commands, "-o", f"{work}/native.so"])
+        made = Path(work, "native.so")
+        failed = failed or _errors([compiler, "-shared", "-fopenmp", *commands, "-o", str(made)])
+        if not failed and not made.is_file():
+            failed = "error: it made no library, and did not say why"
         if failed:
             lines = [line for line in failed.splitlines() if "error" in line.lower()]
             reason = lines[0].strip() if lines else "no message"
             raise CompilationFailed(
                 f"could not be compiled with {compiler}, which needs C++20 and OpenMP (g++ has both): {reason}"
             )
-        Path(work, "native.so").replace(path)
+        made.replace(path)
 
 
 def _command(compiler: str, source: str, *flags: str) -> list[str]:
