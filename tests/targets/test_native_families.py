@@ -158,7 +158,6 @@ def test_what_a_description_does_not_cover() -> None:
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("stablelm", {"qk_layernorm": True}, r"weights called self_attn.q_layernorm.norms.0.weight"),
         ("starcoder2", {"hidden_act": "relu6"}, "activation relu6"),
-        ("mixtral", {"hidden_act": "gelu"}, "experts with activation gelu"),
         ("glm", {"head_dim": 258}, "head size 258"),
     ):
         with told(UnsupportedModel, words):

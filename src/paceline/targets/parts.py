@@ -30,9 +30,11 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
 }
+CLAMPED = "clamped_swiglu"  # of experts that say so
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that depend on the position only
 OLMO_EPSILON = 1e-5  # of layer norms that have neither weights nor a number of their own
 
+Pair = tuple[Tensor, Tensor] | tuple[None, None]
 Modules = dict[str, nn.Linear]  # by their names in the checkpoint
 
 
@@ -59,6 +61,7 @@ class LayerParts(NamedTuple):
 
     Attributes:
         up: None: there are experts and no MLP beside them.
+        sinks: `[heads]`, what takes a share of the softmax as one more score would.
         rope: by which of the model's `rotaries` queries and keys are rotated; -1: by none.
         window: how many tokens a token sees, itself included; 0: all before it.
     """
@@ -74,6 +77,7 @@ class LayerParts(NamedTuple):
     mlp_post_norm: Norm | None
     query_norm: Norm | None  # of each head, [head_dim] or [heads, head_dim]; or of all together, [heads * head_dim]
     key_norm: Norm | None
+    sinks: Float[Tensor, " heads"] | None
     rope: int
     window: int
 
@@ -100,6 +104,9 @@ class ModelParts:
             self.kv_heads = (rows // self.head_dim - self.heads) // 2
         self.score_scale: float = self.head_dim**-0.5 if attention is None else attention.scaling
         self.activation = ACTIVATIONS[getattr(self.config, family.activation)]
+        self.swiglu = (0.0, 0.0)  # alpha and limit of the clamped one
+        if family.experts and family.experts.clamped:
+            self.activation, self.swiglu = CLAMPED, (self.config.swiglu_alpha, self.config.swiglu_limit)
         self.parallel = family.is_parallel(self.config)
         self.embedding_factor = embedding_factor(model)
         self.rotaries = rotaries(self.decoder.rotary_emb)  # of one size
@@ -132,6 +139,7 @@ class ModelParts:
             attention_norm if mlp_norm is None and self.parallel else mlp_norm,
             self._norm(layer, family.mlp_post_norm),
             *self.head_norms(index),
+            None if (sinks := getattr(attention, family.sinks, None)) is None else sinks.detach(),
             self.rope(index),
             self.windows[index],
         )
@@ -174,19 +182,25 @@ class ModelParts:
         modules = _named(name, mlp, self.family.up)
         if len(modules) == 1 and self.family.gated:
             ((key, module),) = modules.items()
-            return _halved(key, module.weight, module.bias)
+            return _pair(key, _halves(module.weight), _halves(module.bias))
         return modules
 
     def _experts(self, mlp: Any, name: str) -> ExpertParts:
         described = self.family.experts
         assert described is not None
         experts, router = getattr(mlp, described.experts), getattr(mlp, described.router)
-        at = f"{name}.{described.experts}"
-        gate = described.shared_gate
+        at, gate = f"{name}.{described.experts}", described.shared_gate
+        count, halves = len(experts.down_proj), _turns if described.transposed else _halves
+        ups, downs = (
+            weights.mT if described.transposed else weights for weights in (experts.gate_up_proj, experts.down_proj)
+        )
+        up_biases, down_biases = (
+            getattr(experts, f"{which}_proj_bias", [None] * count) for which in ("gate_up", "down")
+        )
         return ExpertParts(
-            {f"{name}.{described.router}": linear_module(router.weight)},
-            [_halved(f"{at}.{i}.gate_up", weight, None) for i, weight in enumerate(experts.gate_up_proj)],
-            [{f"{at}.{i}.down": linear_module(weight)} for i, weight in enumerate(experts.down_proj)],
+            {f"{name}.{described.router}": linear_module(router.weight, getattr(router, "bias", None))},
+            [_pair(f"{at}.{i}.gate_up", halves(ups[i]), halves(up_biases[i])) for i in range(count)],
+            [{f"{at}.{i}.down": _linear(downs[i], down_biases[i])} for i in range(count)],
             _named(name, mlp, [gate]) if gate else None,
         )
 
@@ -222,11 +236,24 @@ def _named(owner: str, module: Any, names: Sequence[str]) -> Modules:
     return {f"{owner}.{name}": getattr(module, name) for name in names}
 
 
-def _halved(name: str, weight: Tensor, bias: Tensor | None) -> Modules:
-    """A gate and what it multiplies, out of one matrix."""
-    biases = (None, None) if bias is None else bias.detach().chunk(2)
-    halves = zip(("gate", "up"), weight.detach().chunk(2), biases, strict=True)
-    return {f"{name}.{part}": linear_module(rows, some) for part, rows, some in halves}
+def _halves(rows: Tensor | None) -> Pair:
+    """A gate's rows and those of what it multiplies, below one another in one matrix."""
+    return (None, None) if rows is None else (rows[: len(rows) // 2], rows[len(rows) // 2 :])
+
+
+def _turns(rows: Tensor | None) -> Pair:
+    """The same where they take turns."""
+    return (None, None) if rows is None else (rows[::2], rows[1::2])
+
+
+def _pair(name: str, weights: Pair, biases: Pair) -> Modules:
+    parts = zip(("gate", "up"), weights, biases, strict=True)
+    return {f"{name}.{part}": _linear(rows, some) for part, rows, some in parts}
+
+
+def _linear(weight: Tensor | None, bias: Tensor | None) -> nn.Linear:
+    assert weight is not None
+    return linear_module(weight.detach(), None if bias is None else bias.detach())
 
 
 def _map_rows(module: nn.Linear, order: Callable[[Tensor], Tensor]) -> nn.Linear:
@@ -279,13 +306,17 @@ def _unknown_weights(family: Family, decoder: Any) -> list[str]:
     """Parameters of layers that no part of the description uses; one of each name."""
     experts = family.experts
     norms = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
-    owned = {family.attention: (*family.qkv, family.out, family.query_norm, family.key_norm)}
+    owned = {family.attention: (*family.qkv, family.out, family.query_norm, family.key_norm, family.sinks)}
     owned[family.mlp] = (*family.up, family.down)
     known: set[tuple[str, ...]] = {(name,) for norm in norms if (name := getattr(family, norm))}
     known |= {(owner, name) for owner, names in owned.items() for name in names}
     if experts:
         known |= {(family.mlp, name) for name in (experts.router, experts.shared_gate) if name}
-        known |= {(family.mlp, experts.experts, name) for name in ("gate_up_proj", "down_proj")}
+        known |= {
+            (family.mlp, experts.experts, f"{name}_proj{bias}")
+            for name in ("gate_up", "down")
+            for bias in ("", "_bias")
+        }
         if experts.shared:
             known |= {(family.mlp, experts.shared, name) for name in owned[family.mlp]}
     found = dict.fromkeys(name for layer in decoder.layers for name, _ in layer.named_parameters())

@@ -47,6 +47,7 @@ class CLayer(ctypes.Structure):
         *((name, CMatrix) for name in ("qkv", "out", "gate_up", "down")),
         ("experts", CExperts),
         *((name, CNorm) for name in NORMS),
+        ("sinks", ctypes.c_void_p),
         ("rope", ctypes.c_int32),
         ("window", ctypes.c_int32),
     )
@@ -76,11 +77,13 @@ class Sizes:
     scale: float = 1.0
     score_cap: float = 0.0
     residual_scale: float = 1.0
+    swiglu_alpha: float = 0.0
+    swiglu_limit: float = 0.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
 
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "clamped_swiglu")
 _TYPES: dict[str, Any] = {"int": ctypes.c_int32, "float": ctypes.c_float}
 
 
@@ -138,6 +141,7 @@ class LayerWeights:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     experts: ExpertWeights | None = None
+    sinks: Float[Tensor, " heads"] | None = None
     rope: int = 0  # which of the tables of angles; -1: none
     window: int = 0  # tokens that a token sees, itself included; 0: all
 
@@ -151,6 +155,7 @@ class LayerWeights:
             *(_matrix(matrix) for matrix in (self.qkv, self.out, self.gate_up, self.down)),
             self.experts.c() if self.experts else CExperts(),
             *(_norm(getattr(self, name)) for name in NORMS),
+            pointer(self.sinks),
             self.rope,
             self.window,
         )

@@ -79,6 +79,13 @@ void add_rows(Team& team, const Norm& norm, float scale, float* x, int ldx, int 
 
 void activate_rows(Team& team, const Model& model, const float* wide, int ldw, int tokens, int inner, float* y,
                    int ldy) {
+    if (model.activation == CLAMPED_SWIGLU)
+        return team.each(tokens, 1, [&](int t, int) {
+            const float* from = wide + (size_t)t * ldw;
+            for (int i = 0; i < inner; i += LANES)
+                store(y + (size_t)t * ldy + i, clamped_swiglu(load<vf>(from + 2 * i), load<vf>(from + 2 * i + LANES),
+                                                              model.swiglu_alpha, model.swiglu_limit));
+        });
     with_activation(model.activation, [&](auto act) {
         team.each(tokens, 1, [&](int t, int) {
             const float* from = wide + (size_t)t * ldw;

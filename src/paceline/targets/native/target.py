@@ -158,13 +158,11 @@ def check_model(model: PreTrainedModel) -> None:
     check_described(model, "native")
     check_supported(model)
     parts = ModelParts(model)
-    config, family, size, rotary = parts.config, parts.family, parts.head_dim, parts.rotary
+    size, rotary = parts.head_dim, parts.rotary
     refuse(
         "native",
         {
             f"head size {size}, of it {rotary} rotated": size > MAX_HEAD_DIM or size % 2 or rotary > size,
-            f"experts with activation {getattr(config, family.activation)}": family.experts
-            and not (family.gated and parts.activation == "silu"),
             f"device {model.device}": model.device.type != "cpu",
             "float64 (it computes in float32)": model.dtype == torch.float64,
         },
@@ -197,6 +195,8 @@ def _sizes(parts: ModelParts, layers: Sequence[LayerWeights]) -> Sizes:
         scale=parts.score_scale,
         score_cap=family.cap(config, family.score_cap) or 0.0,
         residual_scale=family.number(config, family.residual_scale),
+        swiglu_alpha=parts.swiglu[0],
+        swiglu_limit=parts.swiglu[1],
         logit_scale=family.logits_factor(config),
         logit_cap=family.cap(config, family.logit_cap) or 0.0,
     )
@@ -215,6 +215,7 @@ def _pack_layer(storage: Storage, layer: LayerParts, gated: bool) -> LayerWeight
         query_norm=_float(layer.query_norm),
         key_norm=_float(layer.key_norm),
         experts=_pack_experts(storage, layer.experts) if layer.experts else None,
+        sinks=None if layer.sinks is None else layer.sinks.float().contiguous(),
         rope=layer.rope,
         window=layer.window,
     )
