@@ -97,7 +97,6 @@ NOT_ON_TORCH = {
     "phi": "activation gelu_new",
     "phi-norms": "activation gelu_new",
     "starcoder2": "activation gelu_pytorch_tanh",
-    **dict.fromkeys(("granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"), "experts"),
 }
 
 

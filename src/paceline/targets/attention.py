@@ -49,10 +49,11 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     HEAD_EPS,  # bits of a float
     SCORE_SCALE,  # bits of a float
     SCORE_CAP,  # bits of a float; 0: none
+    SINKS,  # [heads] or 0: of each head, a score more in the softmax, without a value
     SCRATCH,  # [threads, TILE * group, longest]
     LONGEST,  # most keys of any list
     ATTEND_FIELDS,
-) = range(30)
+) = range(31)
 
 
 @njit(**FAST)
@@ -187,7 +188,8 @@ def _cap(scores: Floats, cap: np.float32) -> None:
 
 
 @njit(**FAST)
-def _softmax(scores: Floats) -> None:
+def _softmax(scores: Floats, sink: np.float32) -> None:
+    """`sink`: one more score, without a place of its own; minus infinity where there is none."""
     h0 = h1 = h2 = h3 = scores[0]  # four, since one would wait for itself; the order of a maximum is free
     whole = scores.size // 4 * 4
     for place in range(0, whole, 4):
@@ -195,15 +197,22 @@ def _softmax(scores: Floats) -> None:
         h2, h3 = max(h2, scores[place + 2]), max(h3, scores[place + 3])
     for place in range(whole, scores.size):
         h0 = max(h0, scores[place])
-    highest = max(max(h0, h1), max(h2, h3))
+    highest = max(max(max(h0, h1), max(h2, h3)), sink)
     for place in range(scores.size):
         scores[place] = exp(scores[place] - highest)
     total = np.float32(0)
     for place in range(scores.size):
         total += scores[place]
+    if sink > -np.inf:
+        total += exp(sink - highest)
     scale = np.float32(1) / total
     for place in range(scores.size):
         scores[place] *= scale
+
+
+@njit(inline="always")
+def _sink(t: Integers, head: int) -> np.float32:
+    return carray(floats(t[SINKS]), t[HEADS])[head] if t[SINKS] else np.float32(-np.inf)
 
 
 @njit(**FAST)
@@ -239,7 +248,7 @@ def _attend_tile(t: Integers, row: int, first: int, low: int, high: int) -> None
                 seen = scores[i * group + head, _first(t, counts[i]) : counts[i]]
                 if t[SCORE_CAP]:
                     _cap(seen, real(t[SCORE_CAP]))
-                _softmax(seen)
+                _softmax(seen, _sink(t, low + head))
                 out[i, low + head, :] = np.float32(0)
         for block in range(least, most, BLOCK):
             for i in range(tokens):

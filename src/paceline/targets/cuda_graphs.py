@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.targets.cache import KVCache
+from paceline.targets.families import FAMILIES
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput
 from paceline.targets.torch_tier import TorchTarget, check_model
@@ -185,9 +186,10 @@ class GraphTarget(TorchTarget):
         return cache
 
 
-def make_graph_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> GraphTarget:
-    """The torch tier's target on a GPU; takes the model's weights over. Raises UnsupportedModel as `make_torch_target`
-    does.
+def make_graph_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> TorchTarget:
+    """The torch tier's target on a GPU; takes the model's weights over. Without graphs where tokens choose experts, as
+    what runs then depends on them. Raises UnsupportedModel as `make_torch_target` does.
     """
     check_model(model)
-    return GraphTarget(model, tokenizer)
+    experts = FAMILIES[model.config.model_type].experts
+    return TorchTarget(model, tokenizer) if experts else GraphTarget(model, tokenizer)

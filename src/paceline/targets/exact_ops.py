@@ -13,7 +13,8 @@ from torch import Tensor
 
 from paceline.targets import attention as fields
 from paceline.targets.attention import ATTEND_FIELDS, TILE, attend
-from paceline.targets.kernels import add_norm, gelu, gelu_tanh_gate, silu_gate
+from paceline.targets.kernels import add_norm, clamped_swiglu, gelu, gelu_tanh_gate, silu_gate
+from paceline.targets.parts import CLAMPED
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
@@ -66,7 +67,9 @@ class ExactOps:
 
     def __init__(self, shape: Shape, ropes: Sequence[RopeTables], context: int) -> None:
         self.shape, self.ropes, self.context = shape, ropes, context
-        self._activation = {"silu": silu_gate, "gelu_tanh": gelu_tanh_gate, "gelu": gelu}[shape.activation]
+        kernels = {"silu": silu_gate, "gelu_tanh": gelu_tanh_gate, CLAMPED: clamped_swiglu, "gelu": gelu}
+        self._activation = kernels[shape.activation]
+        self._numbers = [_bits(number) for number in shape.swiglu]
 
     def plan(self, span: Span, cache: KVCache) -> ExactPlan:
         return ExactPlan(span, cache, self.shape, self.ropes, self.context, torch.get_num_threads())
@@ -86,6 +89,7 @@ class ExactOps:
         table[fields.QKV], table[fields.OUT] = qkv.data_ptr(), out.data_ptr()
         table[fields.KEYS] = keys = plan.cache_at + index * plan.layer_stride
         table[fields.VALUES], table[fields.WINDOW] = keys + plan.value_stride, layer.window
+        table[fields.SINKS] = _addresses(layer.sinks)[0]
         table[fields.ROTARY], table[fields.COS], table[fields.SIN] = plan.rotations[layer.rope]
         if layer.query_norm is not None and layer.key_norm is not None:
             norms = _addresses(layer.query_norm.weight, layer.key_norm.weight)
@@ -99,7 +103,7 @@ class ExactOps:
         if self.shape.gated:
             size //= 2
         out = up.new_empty(rows, size)
-        table = np.array([*_addresses(up, out), rows, size])
+        table = np.array([*_addresses(up, out), rows, size, *self._numbers])
         self._activation(table, _threads(out))
         return out
 

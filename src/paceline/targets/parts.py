@@ -107,6 +107,11 @@ class ModelParts:
         self.swiglu = (0.0, 0.0)  # alpha and limit of the clamped one
         if family.experts and family.experts.clamped:
             self.activation, self.swiglu = CLAMPED, (self.config.swiglu_alpha, self.config.swiglu_limit)
+        described = family.experts
+        self.routing: tuple[int, bool] | None = None  # experts of a token; whether their weights sum to 1
+        if described:
+            normalised = bool(getattr(self.config, described.normalised or "", True))
+            self.routing = (self.config.num_experts_per_tok, normalised)
         self.parallel = family.is_parallel(self.config)
         self.embedding_factor = embedding_factor(model)
         self.rotaries = rotaries(self.decoder.rotary_emb)  # of one size

@@ -63,7 +63,9 @@ class TorchTarget(Target):
         self.ops = _operations(exact=not why_not)(weights.shape, ropes, self.context)
         self.exact: bool = self.ops.exact
         self.exactness = why_not or "prepacked products and attention sum in an order that no other token changes"
-        self.weight_bytes = sum(linear.bytes for linear in weights.linears)
+        self.weight_bytes = sum(linear.bytes for linear in weights.read)
+        if any(layer.experts for layer in weights.layers):
+            self.weight_count = sum(linear.weights for linear in weights.read)
         self._plan: Any = None
 
     @property
@@ -115,7 +117,12 @@ class TorchTarget(Target):
         return (flow if delta is None else flow.add_(delta)).view(hidden.shape)
 
     def _transform(self, layer: FusedLayer, entered: Tensor) -> Tensor:
-        return self._added(layer.down(self.ops.activate(layer.up(entered))), layer.mlp_post_norm)
+        out = None if layer.up is None or layer.down is None else layer.down(self.ops.activate(layer.up(entered)))
+        if experts := layer.experts:
+            routed = experts(entered, self.ops.activate)
+            out = routed if out is None else routed.add_(experts.gated(entered, out))
+        assert out is not None
+        return self._added(out, layer.mlp_post_norm)
 
     def _added(self, out: Tensor, post_norm: Norm | None) -> Tensor:
         """What a sublayer adds, from what its last matrix gives."""

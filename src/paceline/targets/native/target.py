@@ -173,7 +173,7 @@ def _sizes(parts: ModelParts, layers: Sequence[LayerWeights]) -> Sizes:
     config, family, any_layer = parts.config, parts.family, layers[0]
     queries = any_layer.query_norm.weight if any_layer.query_norm else torch.empty(0)
     moe = next((layer.experts for layer in layers if layer.experts), None)
-    described = family.experts
+    chosen, normalised = parts.routing or (0, False)
     return Sizes(
         hidden=config.hidden_size,
         heads=parts.heads,
@@ -188,9 +188,9 @@ def _sizes(parts: ModelParts, layers: Sequence[LayerWeights]) -> Sizes:
         norm_each=queries.dim() == 2,
         norm_rotated=family.norms_rotated,
         experts=len(moe.down) if moe else 0,
-        chosen=config.num_experts_per_tok if moe else 0,
+        chosen=chosen if moe else 0,
         expert_inner=moe.down[0].c.inputs if moe else 0,
-        normalised=described is not None and bool(getattr(config, described.normalised or "", True)),
+        normalised=normalised,
         ragged=any(matrix.c.inputs % BLOCK for layer in layers for matrix in layer.matrices()),
         scale=parts.score_scale,
         score_cap=family.cap(config, family.score_cap) or 0.0,
