@@ -25,9 +25,10 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     QKV,  # [tokens, heads + 2 kv_heads, head_dim]; queries are rotated in place
     OUT,  # [tokens, heads, head_dim]
     KEYS,
-    VALUES,  # [batch, kv_heads, capacity, head_dim]
+    VALUES,  # [batch, kv_heads, slots, head_dim]
     ROW_STRIDE,
     HEAD_STRIDE,
+    BASES,  # [batch] or 0: the slots that the rows' keys and values begin with
     BATCH,
     WIDTH,
     HEADS,
@@ -53,7 +54,7 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     SCRATCH,  # [threads, TILE * group, longest]
     LONGEST,  # most keys of any list
     ATTEND_FIELDS,
-) = range(31)
+) = range(32)
 
 
 @njit(**FAST)
@@ -64,11 +65,16 @@ def _norm_whole(t: Integers, norm: int, at: int, size: int) -> None:
         x[i] = x[i] * scale * weight[i]
 
 
+@njit(inline="always")
+def _base(t: Integers, row: int) -> int:
+    return carray(integers(t[BASES]), t[BATCH])[row] if t[BASES] else int64(0)
+
+
 @njit(**FAST)
 def _rotate_and_store(t: Integers, token: int) -> None:
     heads, kv_heads, size, half = t[HEADS], t[KV_HEADS], t[HEAD_DIM], t[ROTARY] // 2
     row, node = token // t[WIDTH], token % t[WIDTH]
-    slot = carray(integers(t[STARTS]), t[BATCH])[row] + t[OFFSET] + node
+    slot = carray(integers(t[STARTS]), t[BATCH])[row] + t[OFFSET] + node - _base(t, row)
     at = 4 * half * carray(integers(t[POSITIONS]), token + 1)[token]
     cos, sin = carray(floats(t[COS] + at), half), carray(floats(t[SIN] + at), half)
     scaling = real(t[SCORE_SCALE])
@@ -235,9 +241,8 @@ def _attend_tile(t: Integers, row: int, first: int, low: int, high: int) -> None
     while low < high:
         kv = low // group
         some = min(high, (kv + 1) * group) - low
-        at = 4 * (row * t[ROW_STRIDE] + kv * t[HEAD_STRIDE])
-        capacity = t[HEAD_STRIDE] // size
-        keys, values = carray(floats(t[KEYS] + at), (capacity, size)), carray(floats(t[VALUES] + at), (capacity, size))
+        at = 4 * (row * t[ROW_STRIDE] + kv * t[HEAD_STRIDE] - _base(t, row) * size)
+        keys, values = carray(floats(t[KEYS] + at), (most, size)), carray(floats(t[VALUES] + at), (most, size))
         for block in range(least, most, BLOCK):
             for i in range(tokens):
                 path, at, stop = _path(t, token + i), max(block, _first(t, counts[i])), min(block + BLOCK, counts[i])

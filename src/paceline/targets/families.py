@@ -221,10 +221,10 @@ def run_sublayers(
     """
 
     def sublayer(compute: Callable[[Tensor], Any], before: str | None, after: str | None, x: Tensor) -> Tensor:
-        out = compute(getattr(layer, before)(x) if before else x)
+        out: Any = compute(getattr(layer, before)(x) if before else x)
         out = out[0] if isinstance(out, tuple) else out  # beside it attention's weights, or a router's
-        out = getattr(layer, after)(out) if after else out
-        return out * getattr(layer, family.residual_scale) if family.residual_scale else out
+        result: Tensor = getattr(layer, after)(out) if after else out
+        return result * getattr(layer, family.residual_scale) if family.residual_scale else result
 
     def attend(x: Tensor) -> Tensor:
         def compute(normed: Tensor) -> Any:

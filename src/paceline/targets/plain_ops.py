@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from paceline.targets.parts import CLAMPED
 from paceline.targets.reach import Reach, ring_mask
+from paceline.targets.sliding import SlidingCache
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 class PlainPlan(NamedTuple):
     span: Span
+    near: Span  # as layers with windows see it, whose slots may begin later
     angles: list[tuple[Tensor, Tensor]]  # by a layer's `rope`: cos and sin, [batch, 1, width, rotary / 2]
     masks: dict[int, tuple[int, Tensor | None]]  # by its `window`: the first slot seen; [batch, 1, group * width, seen]
 
@@ -37,12 +39,13 @@ class PlainOps:
         positions = span.positions.clamp(max=self.context - 1)
         for rope in self.ropes:
             rope.grow(cache.capacity)
+        near = span.behind(cache.bases) if isinstance(cache, SlidingCache) else span
         return PlainPlan(
-            span, [(rope.cos[positions][:, None], rope.sin[positions][:, None]) for rope in self.ropes], {}
+            span, near, [(rope.cos[positions][:, None], rope.sin[positions][:, None]) for rope in self.ropes], {}
         )
 
     def _mask(self, plan: PlainPlan, window: int, dtype: torch.dtype, explicit: bool) -> tuple[int, Tensor | None]:
-        span, group, first = plan.span, self.shape.heads // self.shape.kv_heads, 0
+        span, group, first = plan.near if window else plan.span, self.shape.heads // self.shape.kv_heads, 0
         if window:
             first = max(int(span.starts.min()) + 1 - window, 0)
             mask: Tensor | None = ring_mask(span, Reach(window=window), span.end, dtype)[..., first:]

@@ -16,6 +16,7 @@ from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
 from paceline.targets.plain_ops import PlainOps
 from paceline.targets.rope import RopeTables
+from paceline.targets.sliding import fitting_cache
 from paceline.targets.target import Target, check_supported
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ class TorchTarget(Target):
         shape = self.weights.shape
         return CacheShape(self.num_layers, shape.kv_heads, shape.head_dim)
 
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
+        return fitting_cache(self.cache_shape(), self.windows, batch, capacity, zeros)
+
     def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]:
         return self.weights.embed(span.ids.reshape(-1)).view(*span.ids.shape, -1)
 
@@ -142,9 +147,9 @@ class TorchTarget(Target):
 
     def _planned(self, span: Span, cache: KVCache) -> Any:
         """The plan of this span over this cache, kept for the span's next call."""
-        place = (cache.store.data_ptr(), cache.store.stride())
-        if self._plan is None or self._plan[0] is not span or self._plan[1] != place:
-            self._plan = (span, place, self.ops.plan(span, cache))
+        cache.place(span)
+        if self._plan is None or self._plan[0] is not span or self._plan[1] != cache.key:
+            self._plan = (span, cache.key, self.ops.plan(span, cache))
         return self._plan[2]
 
 

@@ -104,9 +104,9 @@ class Attention {
         }
         if (!active) return;
         for (int i = 0; i < count + PER; i++) group.score[i] = group.scores[i];
-        group.keys = pass_.cache + layer_ * pass_.layer_stride + pass_.row[first] * pass_.row_stride +
-                     heads.kv * pass_.head_stride;
-        group.values = group.keys + pass_.value_stride;
+        const Stored& cache = pass_.cache[layer_];
+        group.keys = cache.at(cache.keys, pass_.row[first], heads.kv, dims);
+        group.values = cache.at(cache.values, pass_.row[first], heads.kv, dims);
         common.last = std::max(common.last, 0);
         for (int j = common.first; j < common.last; j++) group.slots[j] = from + j;
         score_all(group, 0, count, common.first, common.last);

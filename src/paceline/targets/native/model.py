@@ -102,7 +102,6 @@ class CPass(ctypes.Structure):
         ("threads", ctypes.c_int32),
         *((name, ctypes.c_void_p * ROPES) for name in ("cosine", "sine")),
         ("cache", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("layer_stride", "value_stride", "row_stride", "head_stride")),
         *((name, ctypes.c_void_p) for name in ("position", "row", "slot", "prefix", "extra_start", "extra")),
         ("workspace", ctypes.c_void_p),
         ("beside", ctypes.c_void_p),
@@ -234,7 +233,7 @@ class NativeModel:
         self,
         hidden: Float[Tensor, "tokens hidden"],
         ropes: Sequence[RopeTables],
-        store: Float[Tensor, "layers 2 rows kv_heads capacity head_dim"],
+        cache: Int[np.ndarray, "layers 5"],
         places: Places,
         start: int,
         stop: int,
@@ -245,6 +244,7 @@ class NativeModel:
 
         Args:
             ropes: the tables of angles that layers name.
+            cache: `KVCache.addresses`.
             skip: two flags a layer of the range: leave out its attention, its MLP.
             beside: what the attention of layer `start` reads besides (contiguous), see `Target.layers`.
         """
@@ -253,8 +253,7 @@ class NativeModel:
             torch.get_num_threads(),
             (ctypes.c_void_p * ROPES)(*(rope.cos.data_ptr() for rope in ropes)),
             (ctypes.c_void_p * ROPES)(*(rope.sin.data_ptr() for rope in ropes)),
-            store.data_ptr(),
-            *store.stride()[:4],
+            cache.ctypes.data,
             *(array.ctypes.data for array in places),
         )
         call.beside = pointer(beside)

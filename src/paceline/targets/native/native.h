@@ -77,11 +77,21 @@ struct Model {
     Matrix head;
 };
 
+struct Stored {  // a layer's keys and values, [rows, kv_heads, slots, head_dim] with these strides, in floats
+    float *keys, *values;
+    int64_t row_stride, head_stride;
+    const int64_t* bases;  // of each row, the slot that it begins with; null: slot 0
+
+    // From where slots are counted.
+    float* at(float* from, int row, int head, int dims) const {
+        return from + row * row_stride + head * head_stride - (bases ? bases[row] * dims : 0);
+    }
+};
+
 struct Pass {  // `tokens` new tokens, flat over the rows of the batch
     int32_t tokens, threads;
     const float *cosine[ROPES], *sine[ROPES];  // tables [positions, rotary / 2]
-    float* cache;                // [layers, 2, rows, kv_heads, capacity, head_dim] with these strides, in floats:
-    int64_t layer_stride, value_stride, row_stride, head_stride;
+    const Stored* cache;         // of each layer
     const int32_t* position;     // of each token
     const int32_t *row, *slot;   // where its key and value go
     const int32_t* prefix;       // a token's list: slots 0 .. prefix-1 of its row,

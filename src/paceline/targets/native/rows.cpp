@@ -104,6 +104,7 @@ void place_heads(Team& team, const Model& model, const Layer& layer, const Pass&
     const int dims = model.head_dim, rotated = model.heads + model.kv_heads, all = rotated + model.kv_heads;
     const int half = model.rotary / 2;
     const bool whole = layer.query_norm.weight && model.norm_whole;
+    const Stored& cache = pass.cache[index];
     if (whole)
         team.each(pass.tokens * 2, 1, [&](int i, int) {
             const bool key = i % 2;
@@ -115,8 +116,7 @@ void place_heads(Team& team, const Model& model, const Layer& layer, const Pass&
         float* x = qkv + (size_t)t * ldq + head * dims;
         const bool query = head < model.heads, value = head >= rotated;
         const int kv = value ? head - rotated : head - model.heads;
-        float* to = query ? x : pass.cache + index * pass.layer_stride + (value ? pass.value_stride : 0) +
-                                    pass.row[t] * pass.row_stride + kv * pass.head_stride +
+        float* to = query ? x : cache.at(value ? cache.values : cache.keys, pass.row[t], kv, dims) +
                                     (size_t)pass.slot[t] * dims;
         if (value) {
             std::memcpy(to, x, sizeof(float) * dims);

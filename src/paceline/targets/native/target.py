@@ -21,6 +21,7 @@ from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import BLOCK, Kind
 from paceline.targets.parts import ExpertParts, LayerParts, ModelParts, Norm, check_described, refuse
 from paceline.targets.rope import RopeTables
+from paceline.targets.sliding import fitting_cache
 from paceline.targets.target import Target, check_supported
 
 if TYPE_CHECKING:
@@ -93,8 +94,7 @@ class NativeTarget(Target):
         skip: Collection[tuple[int, str]] = (),
         beside: Tensor | None = None,
     ) -> Float[Tensor, "batch width hidden"]:
-        if span.end > cache.capacity:
-            raise IndexError(f"the pass ends at slot {span.end} of a cache of {cache.capacity}")
+        cache.place(span)
         hidden = hidden.clone(memory_format=torch.contiguous_format)  # the pass works in place
         flags = bytes((i, part) in skip for i in range(start, stop) for part in ("attention", "mlp")) if skip else None
         for rope in self._ropes:
@@ -103,7 +103,7 @@ class NativeTarget(Target):
         if where is None:
             where = span.memo[self.context] = places(span, self.context)
         other = None if beside is None else beside.reshape(flat.shape).contiguous()
-        self.native.layers(flat, self._ropes, cache.store, where, start, stop, flags, other)
+        self.native.layers(flat, self._ropes, cache.addresses, where, start, stop, flags, other)
         return hidden
 
     def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
@@ -127,10 +127,10 @@ class NativeTarget(Target):
         return self._shape
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        shape = self._shape
-        size = (shape.layers, 2, batch, shape.kv_heads, capacity, shape.head_dim)
-        memory = Arena().take(4 * prod(size))  # a cache of a long context streams like weights
-        return KVCache(memory.view(torch.float32).view(size), np.zeros(batch, dtype=np.int64))
+        def zeros(size: Sequence[int]) -> Tensor:  # a cache of a long context streams like weights
+            return Arena().take(4 * prod(size)).view(torch.float32).view(size)
+
+        return fitting_cache(self._shape, self.windows, batch, capacity, zeros)
 
     # -- from the Hugging Face model -------------------------------------------------------------------------------
     def _pack(self, parts: ModelParts, mode: str) -> tuple[NativeModel, Packed]:
