@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.errors import ModelError
+from paceline.targets.described import check_described, refuse
 from paceline.targets.experts import FusedExperts
 from paceline.targets.linear import Linear, MakeLinear, PackedLinear, PackedRows, PlainLinear
-from paceline.targets.parts import CLAMPED, LayerParts, ModelParts, Modules, Norm, check_described, refuse
+from paceline.targets.parts import CLAMPED, LayerParts, ModelParts, Modules, Norm
 from paceline.targets.rope import rotaries
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.described import check_described, refuse
 from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 from paceline.targets.native.model import ACTIVATIONS, ExpertWeights, LayerWeights, NativeModel, Places, Sizes
 from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import BLOCK, Kind
-from paceline.targets.parts import ExpertParts, LayerParts, ModelParts, Norm, check_described, refuse
+from paceline.targets.parts import ExpertParts, LayerParts, ModelParts, Norm
 from paceline.targets.rope import RopeTables
 from paceline.targets.sliding import fitting_cache
 from paceline.targets.target import Target, check_supported
