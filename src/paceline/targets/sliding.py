@@ -164,9 +164,9 @@ class SlidingCache(KVCache):
         first = max(base, start - self._tail - recent.region)
         if (needed := start + new - first) > recent.store.shape[4]:
             recent.grow(needed)
-        slots = recent.store[:, :, self._rows.start + row]
-        if (kept := slots.shape[3] - (first - base)) > 0:
-            slots[:, :, :, :kept] = slots[:, :, :, first - base :].clone()
+        kept = recent.store.shape[4] - (first - base)
+        for slots in recent.store[:, :, self._rows.start + row] if kept > 0 else ():  # layer by layer: a small copy
+            slots[:, :, :kept] = slots[:, :, first - base :].clone()
         self.bases[row] = first
 
     def write(self, layer: int, span: Span, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
