@@ -32,6 +32,7 @@ ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
     "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 150.0}
 QWEN_MOE = {**EXPERTS, "moe_intermediate_size": 44, "sliding_window": None}
 
 #: By variant: what its classes begin with, and fields of its configuration.
@@ -71,6 +72,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm-parallel": ("StableLm", {**GQA, "use_parallel_residual": True}),
     "starcoder2": ("Starcoder2", {**GQA, "sliding_window": None}),
     "granitemoe": ("GraniteMoe", {**GQA, **GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **WIDE,
+            **MIXED,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.5,
+            "rope_parameters": YARN,
+        },
+    ),
     "mixtral": ("Mixtral", {**GQA, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}),
     "olmoe": ("Olmoe", {**GQA, **EXPERTS}),
     "qwen2_moe": ("Qwen2Moe", {**GQA, **QWEN_MOE, "shared_expert_intermediate_size": 50, "mlp_only_layers": [1]}),
@@ -85,16 +97,15 @@ NOT_ON_TORCH = {
     "phi": "activation gelu_new",
     "phi-norms": "activation gelu_new",
     "starcoder2": "activation gelu_pytorch_tanh",
-    **dict.fromkeys(("granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"), "experts"),
 }
 
 
 def tiny(variant: str, attention: str = "sdpa", **fields: object) -> hf.PreTrainedModel:
-    """In float32. Attention whose scores are capped knows no SDPA."""
+    """In float32. Attention with sinks, or whose scores are capped, knows no SDPA."""
     name, own = VARIANTS[variant]
     kind = "Gemma3Text" if name == "Gemma3" else name
     config = getattr(hf, f"{kind}Config")(**(SIZES | own | fields))
-    attention = "eager" if "softcap" in " ".join(own) else attention
+    attention = "eager" if name == "GptOss" or "softcap" in " ".join(own) else attention
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = getattr(hf, f"{name}ForCausalLM")

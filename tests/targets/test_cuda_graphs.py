@@ -17,12 +17,13 @@ from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.drafting.tree import TokenTree, tree_span
 from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
-from paceline.targets.cuda_graphs import WIDTHS, GraphTarget, StaticPass
+from paceline.targets.cuda_graphs import WIDTHS, GraphTarget, StaticPass, make_graph_target
 from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
 from paceline.targets.torch_tier import TorchTarget, make_torch_target
 from targets.test_families import bushy, make, random_ids
 from tiny import small_llama
+from tiny_families import tiny
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -44,6 +45,17 @@ def prompts(target: Target, lengths: list[int], capacity: int = 60) -> KVCache:
     for row, length in enumerate(lengths):
         target.prefill(random_ids(length, seed=length).tolist(), cache.rows(row, row + 1))
     return cache
+
+
+def test_no_graphs_where_tokens_choose_experts() -> None:
+    kinds = {variant: type(make_graph_target(tiny(variant))) for variant in ("llama", "mixtral")}
+    assert kinds == {"llama": GraphTarget, "mixtral": TorchTarget}
+
+
+def test_windows_take_one_tensor_too() -> None:
+    cache = GraphTarget(tiny("mistral-windows")).new_cache(1, 2000)
+    assert isinstance(cache, KVCache)
+    assert cache.store.shape[4] >= 2000
 
 
 @torch.inference_mode()

@@ -309,7 +309,7 @@ def weaker_layers(model: Any) -> None:
 @torch.inference_mode()
 def test_half_precision_hides_no_mistake(mistake: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a deep model with large weights, whose passes in bfloat16 differ by as much as those of the default model."""
-    monkeypatch.setattr("paceline.targets.parts.check_plain", lambda _: None)  # so that mistakes can be made in it
+    monkeypatch.setattr("paceline.targets.described.check_plain", lambda _: None)  # so that mistakes can be made in it
     right, wrong = (small_llama(num_hidden_layers=16, initializer_range=0.2).bfloat16() for _ in range(2))
     seen = proof.witness(right, noise=False)
     mistake(wrong)

@@ -61,3 +61,10 @@ def test_in_bfloat16() -> None:
         cache = target.new_cache(1, 30)
         ours = target.forward(Span(IDS, cache.lengths.copy()), cache).logits.float()
         assert float((ours - want).abs().mean()) < 1.5 * float((theirs - want).abs().mean())
+
+
+def test_a_token_reads_the_experts_it_chooses() -> None:
+    target = make_torch_target(tiny("mixtral"))  # two of five, in three layers
+    attention, expert = 60 * (60 + 40) + 60 * 60, 60 * 2 * 100 + 100 * 60
+    assert target.weight_count == 3 * (attention + 5 * 60 + 2 * expert) + VOCAB * 60
+    assert target.weight_bytes == 4 * target.weight_count

@@ -9,7 +9,6 @@ import torch
 
 from paceline.decoding.blocks import Hidden, TokenBlocks
 from paceline.errors import require
-from paceline.targets.layered import LayeredCache
 
 if TYPE_CHECKING:
     from paceline.decoding.request import Request
@@ -72,7 +71,7 @@ class PrefixStore:
         Args:
             taps: of the hidden states that are needed with it.
         """
-        if isinstance(row, LayeredCache):
+        if row.forgets:
             return NOTHING
         self.queries += len(ids)
         able = [kept for kept in self._kept if kept.taps.issuperset(taps)]
@@ -98,7 +97,7 @@ class PrefixStore:
     def end(self, request: Request, row: KVCache) -> None:
         """Keep a request's text, whose keys and values are in `row`."""
         trace = self._traces.pop(request)
-        if isinstance(row, LayeredCache):
+        if row.forgets:
             return
         ids = request.ids[: int(row.lengths[0])]
         if len(ids) > self.limit or any(_common(ids, kept.ids) == len(ids) for kept in self._kept):
@@ -116,7 +115,7 @@ class PrefixStore:
 
     def allocate(self, cache: KVCache) -> None:
         """Take the memory for keys and values now, not as texts come."""
-        if not isinstance(cache, LayeredCache):
+        if not cache.forgets:
             self._blocks.like(cache).zero_()
 
     def drop(self, request: Request) -> None:

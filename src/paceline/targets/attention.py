@@ -25,9 +25,10 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     QKV,  # [tokens, heads + 2 kv_heads, head_dim]; queries are rotated in place
     OUT,  # [tokens, heads, head_dim]
     KEYS,
-    VALUES,  # [batch, kv_heads, capacity, head_dim]
+    VALUES,  # [batch, kv_heads, slots, head_dim]
     ROW_STRIDE,
     HEAD_STRIDE,
+    BASES,  # [batch] or 0: the slots that the rows' keys and values begin with
     BATCH,
     WIDTH,
     HEADS,
@@ -49,10 +50,11 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     HEAD_EPS,  # bits of a float
     SCORE_SCALE,  # bits of a float
     SCORE_CAP,  # bits of a float; 0: none
+    SINKS,  # [heads] or 0: of each head, a score more in the softmax, without a value
     SCRATCH,  # [threads, TILE * group, longest]
     LONGEST,  # most keys of any list
     ATTEND_FIELDS,
-) = range(30)
+) = range(32)
 
 
 @njit(**FAST)
@@ -63,11 +65,16 @@ def _norm_whole(t: Integers, norm: int, at: int, size: int) -> None:
         x[i] = x[i] * scale * weight[i]
 
 
+@njit(inline="always")
+def _base(t: Integers, row: int) -> int:
+    return carray(integers(t[BASES]), t[BATCH])[row] if t[BASES] else int64(0)
+
+
 @njit(**FAST)
 def _rotate_and_store(t: Integers, token: int) -> None:
     heads, kv_heads, size, half = t[HEADS], t[KV_HEADS], t[HEAD_DIM], t[ROTARY] // 2
     row, node = token // t[WIDTH], token % t[WIDTH]
-    slot = carray(integers(t[STARTS]), t[BATCH])[row] + t[OFFSET] + node
+    slot = carray(integers(t[STARTS]), t[BATCH])[row] + t[OFFSET] + node - _base(t, row)
     at = 4 * half * carray(integers(t[POSITIONS]), token + 1)[token]
     cos, sin = carray(floats(t[COS] + at), half), carray(floats(t[SIN] + at), half)
     scaling = real(t[SCORE_SCALE])
@@ -187,7 +194,8 @@ def _cap(scores: Floats, cap: np.float32) -> None:
 
 
 @njit(**FAST)
-def _softmax(scores: Floats) -> None:
+def _softmax(scores: Floats, sink: np.float32) -> None:
+    """`sink`: one more score, without a place of its own; minus infinity where there is none."""
     h0 = h1 = h2 = h3 = scores[0]  # four, since one would wait for itself; the order of a maximum is free
     whole = scores.size // 4 * 4
     for place in range(0, whole, 4):
@@ -195,15 +203,22 @@ def _softmax(scores: Floats) -> None:
         h2, h3 = max(h2, scores[place + 2]), max(h3, scores[place + 3])
     for place in range(whole, scores.size):
         h0 = max(h0, scores[place])
-    highest = max(max(h0, h1), max(h2, h3))
+    highest = max(max(max(h0, h1), max(h2, h3)), sink)
     for place in range(scores.size):
         scores[place] = exp(scores[place] - highest)
     total = np.float32(0)
     for place in range(scores.size):
         total += scores[place]
+    if sink > -np.inf:
+        total += exp(sink - highest)
     scale = np.float32(1) / total
     for place in range(scores.size):
         scores[place] *= scale
+
+
+@njit(inline="always")
+def _sink(t: Integers, head: int) -> np.float32:
+    return carray(floats(t[SINKS]), t[HEADS])[head] if t[SINKS] else np.float32(-np.inf)
 
 
 @njit(**FAST)
@@ -226,9 +241,8 @@ def _attend_tile(t: Integers, row: int, first: int, low: int, high: int) -> None
     while low < high:
         kv = low // group
         some = min(high, (kv + 1) * group) - low
-        at = 4 * (row * t[ROW_STRIDE] + kv * t[HEAD_STRIDE])
-        capacity = t[HEAD_STRIDE] // size
-        keys, values = carray(floats(t[KEYS] + at), (capacity, size)), carray(floats(t[VALUES] + at), (capacity, size))
+        at = 4 * (row * t[ROW_STRIDE] + kv * t[HEAD_STRIDE] - _base(t, row) * size)
+        keys, values = carray(floats(t[KEYS] + at), (most, size)), carray(floats(t[VALUES] + at), (most, size))
         for block in range(least, most, BLOCK):
             for i in range(tokens):
                 path, at, stop = _path(t, token + i), max(block, _first(t, counts[i])), min(block + BLOCK, counts[i])
@@ -239,7 +253,7 @@ def _attend_tile(t: Integers, row: int, first: int, low: int, high: int) -> None
                 seen = scores[i * group + head, _first(t, counts[i]) : counts[i]]
                 if t[SCORE_CAP]:
                     _cap(seen, real(t[SCORE_CAP]))
-                _softmax(seen)
+                _softmax(seen, _sink(t, low + head))
                 out[i, low + head, :] = np.float32(0)
         for block in range(least, most, BLOCK):
             for i in range(tokens):

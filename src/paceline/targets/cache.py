@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import Cache
 
@@ -27,12 +27,17 @@ class KVCache:
     Row `b` holds its committed tokens in slots `0 .. lengths[b]-1` (slot = position); the slots behind them are the
     draft region that a verification pass writes and `commit` keeps a path of. `lengths` is a NumPy array, so that the
     views of `rows` share it as it shares the storage.
+
+    `forgets` says that it drops the beginnings of texts, in some layers.
     """
+
+    forgets = False
 
     def __init__(self, store: Float[Tensor, "layers 2 batch kv_heads capacity head_dim"], lengths: np.ndarray) -> None:
         self.store = store
         self.lengths = lengths
         self._first: dict[int, KVCache] = {}  # views of the first rows, by their number
+        self._addresses: np.ndarray | None = None
         self._layers = [layer.unbind() for layer in store.unbind()]  # views made once: they cost more than a write
 
     @classmethod
@@ -64,6 +69,25 @@ class KVCache:
         """Make room behind each row's committed tokens for so many more, which may be taken back."""
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for views of the same slots."""
+        return self.store.data_ptr(), self.store.stride()
+
+    @property
+    def addresses(self) -> Int[np.ndarray, "layers 5"]:
+        """By layer: where keys and values begin, how many numbers lie between rows and between heads, and where the
+        first slots of rows stand (int64; 0: all begin with slot 0). For kernels, behind `place`.
+        """
+        if self._addresses is None:
+            self._addresses = addresses_of(self.store)
+        return self._addresses
+
+    def place(self, span: Span) -> None:
+        """Make room for a span's tokens, before its layers run. Raises IndexError for one beyond the capacity."""
+        if span.end > self.capacity:
+            raise IndexError(f"a pass over slots up to {span.end} exceeds the cache's capacity of {self.capacity}")
+
+    @property
     def num_layers(self) -> int:
         return self.store.shape[0]
 
@@ -80,32 +104,55 @@ class KVCache:
     def write(self, layer: int, span: Span, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store `[batch, kv_heads, width, head_dim]` at the span's slots; returns views of the slots `0 .. end-1`."""
         key_store, value_store = self._layers[layer]
-        if span.batch == 1:
-            at = span.end - span.width
-            key_store.narrow(2, at, span.width).copy_(keys)
-            value_store.narrow(2, at, span.width).copy_(values)
-        else:
-            row = torch.arange(span.batch, device=keys.device)[:, None]
-            key_store[row, :, span.slots] = keys.transpose(1, 2)
-            value_store[row, :, span.slots] = values.transpose(1, 2)
-        return key_store.narrow(2, 0, span.end), value_store.narrow(2, 0, span.end)
+        return write_slots(key_store, value_store, span, keys, values)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, of each row's draft region, the nodes of `paths[row]` (ascending), as the row's next tokens."""
         for row, path in enumerate(paths):
-            start, kept = int(self.lengths[row]), len(path)
-            moved = next((i for i, node in enumerate(path) if node != i), kept)  # what is in place stays
-            if moved < kept:
-                source = torch.tensor(path[moved:], device=self.store.device) + start
-                slots = self.store[:, :, row]
-                slots[:, :, :, start + moved : start + kept] = slots.index_select(3, source)
-            self.lengths[row] += kept
+            keep_path(self.store, row, int(self.lengths[row]), path)
+            self.lengths[row] += len(path)
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` over row `target` (a request that ended makes room for the last one)."""
         used = int(self.lengths[source])
         self.store[:, :, target, :, :used] = self.store[:, :, source, :, :used]
         self.lengths[target] = used
+
+
+def write_slots(
+    key_store: Tensor, value_store: Tensor, span: Span, keys: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Store `[batch, kv_heads, width, head_dim]` at the span's slots; returns views of the slots `0 .. end-1`."""
+    if span.batch == 1:
+        at = span.end - span.width
+        key_store.narrow(2, at, span.width).copy_(keys)
+        value_store.narrow(2, at, span.width).copy_(values)
+    else:
+        row = torch.arange(span.batch, device=keys.device)[:, None]
+        key_store[row, :, span.slots] = keys.transpose(1, 2)
+        value_store[row, :, span.slots] = values.transpose(1, 2)
+    return key_store.narrow(2, 0, span.end), value_store.narrow(2, 0, span.end)
+
+
+def keep_path(store: Tensor, row: int, start: int, path: Sequence[int]) -> None:
+    """Move the nodes of `path` to the front of the draft region that begins at slot `start`."""
+    kept = len(path)
+    moved = next((i for i, node in enumerate(path) if node != i), kept)  # what is in place stays
+    if moved < kept:
+        source = torch.tensor(path[moved:], device=store.device) + start
+        slots = store[:, :, row]
+        slots[:, :, :, start + moved : start + kept] = slots.index_select(3, source)
+
+
+def addresses_of(
+    store: Float[Tensor, "layers 2 batch kv_heads slots head_dim"], bases: np.ndarray | None = None
+) -> Int[np.ndarray, "layers 5"]:
+    """See `KVCache.addresses`."""
+    layer, value, row, head = store.stride()[:4]
+    first = 0 if bases is None else bases.ctypes.data
+    keys = [store.data_ptr() + store.itemsize * layer * index for index in range(len(store))]
+    table = [(at, at + store.itemsize * value, row, head, first) for at in keys]
+    return np.array(table, dtype=np.int64).reshape(-1, 5)
 
 
 class CacheWindow(Cache):

@@ -100,6 +100,7 @@ def measure_costs(target: Target, limit: float = LIMIT) -> Costs:
 
 
 def _pass_seconds(target: Target, cache: Any, ids: torch.Tensor, context: int) -> float:
+    cache.clear()
     cache.lengths[:] = context
     span = Span(ids, cache.lengths.copy())
     before = time.perf_counter()

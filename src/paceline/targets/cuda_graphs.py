@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from paceline.targets.cache import KVCache
+from paceline.targets.families import FAMILIES
 from paceline.targets.span import Span
-from paceline.targets.target import PassOutput
+from paceline.targets.target import PassOutput, Target
 from paceline.targets.torch_tier import TorchTarget, check_model
 
 if TYPE_CHECKING:
@@ -177,7 +178,8 @@ class GraphTarget(TorchTarget):
                 if storage.store.shape[2] == batch and capacity <= storage.store.shape[4] <= 2 * capacity:
                     return self._lend(storage.store, storage.passes)
                 del self._storages[at]
-        return self._lend(super().new_cache(batch, capacity).store, {})
+        # One tensor, windows or not: a graph reads all slots, at places that it knows.
+        return self._lend(Target.new_cache(self, batch, capacity).store, {})
 
     def _lend(self, store: Tensor, passes: dict[tuple[object, ...], StaticPass]) -> KVCache:
         cache = LentCache(store, np.zeros(store.shape[2], dtype=np.int64))
@@ -185,9 +187,10 @@ class GraphTarget(TorchTarget):
         return cache
 
 
-def make_graph_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> GraphTarget:
-    """The torch tier's target on a GPU; takes the model's weights over. Raises UnsupportedModel as `make_torch_target`
-    does.
+def make_graph_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> TorchTarget:
+    """The torch tier's target on a GPU; takes the model's weights over. Without graphs where tokens choose experts, as
+    what runs then depends on them. Raises UnsupportedModel as `make_torch_target` does.
     """
     check_model(model)
-    return GraphTarget(model, tokenizer)
+    experts = FAMILIES[model.config.model_type].experts
+    return TorchTarget(model, tokenizer) if experts else GraphTarget(model, tokenizer)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from paceline.targets import attention as fields
 from paceline.targets.attention import ATTEND_FIELDS, TILE, attend
-from paceline.targets.kernels import add_norm, gelu, gelu_tanh_gate, silu_gate
+from paceline.targets.kernels import add_norm, clamped_swiglu, gelu, gelu_tanh_gate, silu_gate
+from paceline.targets.parts import CLAMPED
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
@@ -31,11 +32,9 @@ class ExactPlan:
     def __init__(
         self, span: Span, cache: KVCache, shape: Shape, ropes: Sequence[RopeTables], context: int, threads: int
     ) -> None:
-        if span.end > cache.capacity:
-            raise IndexError(f"a pass over slots up to {span.end} exceeds the cache's capacity of {cache.capacity}")
         for rope in ropes:
             rope.grow(cache.capacity)
-        self.span, self.cache_at, self.threads = span, cache.store.data_ptr(), threads
+        self.span, self.addresses, self.threads = span, cache.addresses, threads
         starts = np.ascontiguousarray(span.starts, dtype=np.int64)
         positions = span.positions.clamp(max=context - 1).contiguous().numpy()
         counts, paths = _visible(span, starts)
@@ -44,9 +43,7 @@ class ExactPlan:
         self._held = (starts, positions, counts, paths, scratch, [(rope.cos, rope.sin) for rope in ropes])
         #: By layers' `rope`: how many dimensions are rotated, and by which tables; the last, -1, is none.
         self.rotations = [[rope.size, *_addresses(rope.cos, rope.sin)] for rope in ropes] + [[0, 0, 0]]
-        self.layer_stride, self.value_stride = (4 * stride for stride in cache.store.stride()[:2])
         self.table = table = np.zeros(ATTEND_FIELDS, dtype=np.int64)
-        table[fields.ROW_STRIDE], table[fields.HEAD_STRIDE] = cache.store.stride()[2:4]
         table[fields.BATCH], table[fields.WIDTH], table[fields.OFFSET] = span.batch, span.width, span.offset
         table[fields.HEADS], table[fields.KV_HEADS], table[fields.HEAD_DIM] = (
             shape.heads,
@@ -66,7 +63,9 @@ class ExactOps:
 
     def __init__(self, shape: Shape, ropes: Sequence[RopeTables], context: int) -> None:
         self.shape, self.ropes, self.context = shape, ropes, context
-        self._activation = {"silu": silu_gate, "gelu_tanh": gelu_tanh_gate, "gelu": gelu}[shape.activation]
+        kernels = {"silu": silu_gate, "gelu_tanh": gelu_tanh_gate, CLAMPED: clamped_swiglu, "gelu": gelu}
+        self._activation = kernels[shape.activation]
+        self._numbers = [_bits(number) for number in shape.swiglu]
 
     def plan(self, span: Span, cache: KVCache) -> ExactPlan:
         return ExactPlan(span, cache, self.shape, self.ropes, self.context, torch.get_num_threads())
@@ -84,8 +83,9 @@ class ExactOps:
         out = qkv.new_empty(qkv.shape[0], self.shape.heads * self.shape.head_dim)
         table = plan.table
         table[fields.QKV], table[fields.OUT] = qkv.data_ptr(), out.data_ptr()
-        table[fields.KEYS] = keys = plan.cache_at + index * plan.layer_stride
-        table[fields.VALUES], table[fields.WINDOW] = keys + plan.value_stride, layer.window
+        table[fields.KEYS : fields.BASES + 1] = plan.addresses[index]
+        table[fields.WINDOW] = layer.window
+        table[fields.SINKS] = _addresses(layer.sinks)[0]
         table[fields.ROTARY], table[fields.COS], table[fields.SIN] = plan.rotations[layer.rope]
         if layer.query_norm is not None and layer.key_norm is not None:
             norms = _addresses(layer.query_norm.weight, layer.key_norm.weight)
@@ -99,7 +99,7 @@ class ExactOps:
         if self.shape.gated:
             size //= 2
         out = up.new_empty(rows, size)
-        table = np.array([*_addresses(up, out), rows, size])
+        table = np.array([*_addresses(up, out), rows, size, *self._numbers])
         self._activation(table, _threads(out))
         return out
 

@@ -26,6 +26,8 @@ class Experts:
     normalised: str | None = None  # in the config: whether those weights are made to sum to 1; None: they are
     shared: str | None = None  # an MLP that all tokens pass besides
     shared_gate: str | None = None  # its weight, before a sigmoid
+    transposed: bool = False  # their matrices have inputs before outputs, and outputs of gate and up by turns
+    clamped: bool = False  # (up + 1) * gate * sigmoid(alpha * gate), of values clamped at the config's `swiglu_limit`
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Family:
     query_norm: str = "q_norm"
     key_norm: str = "k_norm"
     norms_rotated: bool = False  # these norms come after the rotation, not before it
+    sinks: str = "sinks"  # a score of each head, which takes its share of the softmax and adds no value
     rotates: Callable[[Any], bool] = lambda attention: bool(getattr(attention, "use_rope", True))  # this layer's heads
     interleaved: bool = False  # the rotation pairs neighbouring dimensions, not the halves
     # Names in the config.
@@ -176,6 +179,7 @@ FAMILIES: dict[str, Family] = {
     "stablelm": Family(parallel="use_parallel_residual"),
     "starcoder2": Family(up=("c_fc",), gated=False, down="c_proj"),
     "granitemoe": replace(GRANITE, mlp="block_sparse_moe", experts=Experts(router="router")),
+    "gpt_oss": Family(experts=Experts(router="router", transposed=True, clamped=True)),
     "mixtral": Family(experts=Experts()),
     "olmoe": Family(experts=Experts(normalised="norm_topk_prob"), without=("clip_qkv",)),
     "qwen2_moe": Family(
@@ -216,15 +220,15 @@ def run_sublayers(
     For a layer that runs whole call the layer itself; this is for layer-skipping drafts.
     """
 
-    def sublayer(compute: Callable[[Tensor], Tensor], before: str | None, after: str | None, x: Tensor) -> Tensor:
-        out = compute(getattr(layer, before)(x) if before else x)
-        out = getattr(layer, after)(out) if after else out
-        return out * getattr(layer, family.residual_scale) if family.residual_scale else out
+    def sublayer(compute: Callable[[Tensor], Any], before: str | None, after: str | None, x: Tensor) -> Tensor:
+        out: Any = compute(getattr(layer, before)(x) if before else x)
+        out = out[0] if isinstance(out, tuple) else out  # beside it attention's weights, or a router's
+        result: Tensor = getattr(layer, after)(out) if after else out
+        return result * getattr(layer, family.residual_scale) if family.residual_scale else result
 
     def attend(x: Tensor) -> Tensor:
-        def compute(normed: Tensor) -> Tensor:
-            attended: Tensor = getattr(layer, family.attention)(normed, **arguments)[0]
-            return attended
+        def compute(normed: Tensor) -> Any:
+            return getattr(layer, family.attention)(normed, **arguments)
 
         return sublayer(compute, family.attention_norm, family.attention_post_norm, x)
 

@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.errors import ModelError
-from paceline.targets.linear import PackedLinear, PackedRows, PlainLinear
-from paceline.targets.parts import LayerParts, ModelParts, Modules, Norm, check_described, refuse
+from paceline.targets.described import check_described, refuse
+from paceline.targets.experts import FusedExperts
+from paceline.targets.linear import Linear, MakeLinear, PackedLinear, PackedRows, PlainLinear
+from paceline.targets.parts import CLAMPED, LayerParts, ModelParts, Modules, Norm
 from paceline.targets.rope import rotaries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Linear = PlainLinear | PackedLinear
-ACTIVATIONS = {True: ("silu", "gelu_tanh"), False: ("gelu",)}  # of gated MLPs, of the others
-MakeLinear = Callable[[Tensor, Tensor | None], Linear]
+ACTIVATIONS = {True: ("silu", "gelu_tanh", CLAMPED), False: ("gelu",)}  # of gated MLPs, of the others
 
 
 @dataclass
@@ -36,9 +36,11 @@ class FusedLayer:
     out: Linear
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
-    up: Linear  # the gate's rows, then the others, where the MLP is gated
-    down: Linear
+    up: Linear | None  # the gate's rows, then the others, where the MLP is gated; None: there are only experts
+    down: Linear | None
+    experts: FusedExperts | None
     mlp_post_norm: Norm | None
+    sinks: Tensor | None  # [heads]
     rope: int  # which of `Weights.rotaries` rotates its heads; -1: none
     window: int  # tokens that a token sees, itself included; 0: all
 
@@ -56,6 +58,7 @@ class Shape:
     parallel: bool  # attention and MLP both read the layer's input
     norm_whole: bool  # norms of queries and keys are of all heads together
     score_scale: float
+    swiglu: tuple[float, float]  # alpha and limit of the clamped one
     score_cap: float  # cap * tanh(score / cap); 0: none
     residual_scale: float  # of what attention and MLP add
 
@@ -72,7 +75,19 @@ class Weights:
 
     @property
     def linears(self) -> list[Linear]:
-        return [*(part for layer in self.layers for part in (layer.qkv, layer.out, layer.up, layer.down)), self.head]
+        return self._of_layers(lambda experts: experts.linears())
+
+    @property
+    def read(self) -> list[Linear]:
+        """What a pass over one token reads: of experts, as many as it chooses."""
+        return self._of_layers(lambda experts: experts.linears(experts.chosen))
+
+    def _of_layers(self, of_experts: Callable[[FusedExperts], list[Linear]]) -> list[Linear]:
+        found = [self.head]
+        for layer in self.layers:
+            found += [part for part in (layer.qkv, layer.out, layer.up, layer.down) if part]
+            found += of_experts(layer.experts) if layer.experts else []
+        return found
 
 
 def check(model: PreTrainedModel) -> None:
@@ -84,7 +99,6 @@ def check(model: PreTrainedModel) -> None:
     refuse(
         "torch",
         {
-            "experts": family.experts,
             f"activation {getattr(config, family.activation)}": parts.activation not in ACTIVATIONS[family.gated],
             "norms of heads after the rotation, or with weights for each": any(
                 family.norms_rotated or norm.centred or norm.weight.dim() != 1 for norm in norms
@@ -110,7 +124,7 @@ def absorb(model: PreTrainedModel, linear: MakeLinear) -> Weights:
         inputs.to("meta")
     layers = []
     for index in range(config.num_hidden_layers):
-        layers.append(_fused_layer(parts.layer(index), linear, model.dtype))
+        layers.append(_fused_layer(parts.layer(index), linear, model.dtype, parts.routing))
         if family.by_head or family.interleaved:  # their rows were put into another order first
             for name in family.qkv:
                 _replaced(getattr(getattr(parts.decoder.layers[index], family.attention), name).weight, layers[-1].qkv)
@@ -127,6 +141,7 @@ def absorb(model: PreTrainedModel, linear: MakeLinear) -> Weights:
             layer.query_norm is not None and len(layer.query_norm.weight) != parts.head_dim for layer in layers
         ),
         score_scale=parts.score_scale,
+        swiglu=parts.swiglu,
         score_cap=family.cap(config, family.score_cap) or 0.0,
         residual_scale=family.number(config, family.residual_scale),
     )
@@ -137,8 +152,14 @@ def absorb(model: PreTrainedModel, linear: MakeLinear) -> Weights:
     return weights
 
 
-def _fused_layer(layer: LayerParts, linear: MakeLinear, dtype: torch.dtype) -> FusedLayer:
-    assert layer.up is not None and layer.down is not None  # noqa: PT018 (`check` has seen to it)
+def _fused_layer(
+    layer: LayerParts, linear: MakeLinear, dtype: torch.dtype, routing: tuple[int, bool] | None
+) -> FusedLayer:
+    experts = None
+    if layer.experts and routing:
+        router, up, down, gate = layer.experts
+        ups, downs = ([_fuse(modules, linear) for modules in some] for some in (up, down))
+        experts = FusedExperts(_fuse(router, linear), ups, downs, _fuse(gate, linear) if gate else None, *routing)
     return FusedLayer(
         _norm(layer.attention_norm, dtype),
         _fuse(layer.qkv, linear),
@@ -147,9 +168,11 @@ def _fused_layer(layer: LayerParts, linear: MakeLinear, dtype: torch.dtype) -> F
         _fuse(layer.out, linear),
         _norm(layer.attention_post_norm, dtype),
         _norm(layer.mlp_norm, dtype),
-        _fuse(layer.up, linear),
-        _fuse(layer.down, linear),
+        _fuse(layer.up, linear) if layer.up else None,
+        _fuse(layer.down, linear) if layer.down else None,
+        experts,
         _norm(layer.mlp_post_norm, dtype),
+        layer.sinks,
         layer.rope,
         layer.window,
     )

@@ -55,6 +55,7 @@ def _layer_norm(x: Floats, weight: Floats, bias: Floats, y: Floats, eps: np.floa
 # Tables: NORM  hidden, delta or 0, weight, bias or 0 (RMS), out, rows, size, bits of eps
 #         GATE  gate and up side by side, out, rows, size of out
 #         GELU  in, out, rows, size
+#         CLAMPED  as GATE, bits of alpha, bits of the limit
 
 
 @Kernel
@@ -99,6 +100,18 @@ def gelu_tanh_gate(table: Integers) -> None:
             x = gate[i]
             inner = np.float32(0.79788456080286536) * (x + np.float32(0.044715) * x * x * x)
             y[i] = np.float32(0.5) * x * (np.float32(1) + math.tanh(inner)) * up[i]
+
+
+@Kernel
+def clamped_swiglu(table: Integers) -> None:
+    """out = (up + 1) * gate * sigmoid(alpha * gate), of clamped values: gpt-oss's."""
+    rows, size, alpha, limit = table[2], table[3], real(table[4]), real(table[5])
+    both, out = carray(floats(table[0]), (rows, 2 * size)), carray(floats(table[1]), (rows, size))
+    for row in range(part(), rows, parts()):
+        gate, up, y = both[row, :size], both[row, size:], out[row]
+        for i in range(size):
+            g, u = min(gate[i], limit), min(max(up[i], -limit), limit)
+            y[i] = (u + np.float32(1)) * (g / (np.float32(1) + exp(-alpha * g)))
 
 
 @Kernel

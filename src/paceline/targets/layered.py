@@ -77,6 +77,8 @@ class LayeredCache(KVCache):
     Rows, lengths and commits are those of a KVCache, whose one tensor (`store`) it does not have.
     """
 
+    forgets = True
+
     def __init__(self, rings: Rings, lengths: np.ndarray, first: int = 0, owner: LayeredCache | None = None) -> None:
         self.lengths = lengths
         self._rings, self.first_row = rings, first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -35,6 +35,10 @@ class PlainLinear:
     def bytes(self) -> int:
         return self.weight.nbytes
 
+    @property
+    def weights(self) -> int:
+        return self.weight.numel()
+
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         return functional.linear(x, self.weight, self.bias)
 
@@ -52,7 +56,7 @@ class PackedLinear:
         self.shape = tuple(weight.shape)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self.bias = None if bias is None else bias.clone()
-        self.bytes, self.paired = weight.nbytes, False
+        self.bytes, self.weights, self.paired = weight.nbytes, weight.numel(), False
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         if self.paired and len(x) == 1:
@@ -62,6 +66,10 @@ class PackedLinear:
     def _product(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
         return out
+
+
+Linear = PlainLinear | PackedLinear
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,12 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paceline.errors import UnsupportedModel
 from paceline.targets.context import context_of
-from paceline.targets.families import FAMILIES, Family, embedding_factor
+from paceline.targets.families import FAMILIES, embedding_factor
 from paceline.targets.layout import layer_windows
 from paceline.targets.linear import linear_module
-from paceline.targets.plain_weights import check_plain
 from paceline.targets.rope import rotaries
 
 if TYPE_CHECKING:
@@ -30,9 +28,10 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
 }
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that depend on the position only
+CLAMPED = "clamped_swiglu"  # of experts that say so
 OLMO_EPSILON = 1e-5  # of layer norms that have neither weights nor a number of their own
 
+Pair = tuple[Tensor, Tensor] | tuple[None, None]
 Modules = dict[str, nn.Linear]  # by their names in the checkpoint
 
 
@@ -59,6 +58,7 @@ class LayerParts(NamedTuple):
 
     Attributes:
         up: None: there are experts and no MLP beside them.
+        sinks: `[heads]`, what takes a share of the softmax as one more score would.
         rope: by which of the model's `rotaries` queries and keys are rotated; -1: by none.
         window: how many tokens a token sees, itself included; 0: all before it.
     """
@@ -74,6 +74,7 @@ class LayerParts(NamedTuple):
     mlp_post_norm: Norm | None
     query_norm: Norm | None  # of each head, [head_dim] or [heads, head_dim]; or of all together, [heads * head_dim]
     key_norm: Norm | None
+    sinks: Float[Tensor, " heads"] | None
     rope: int
     window: int
 
@@ -100,6 +101,14 @@ class ModelParts:
             self.kv_heads = (rows // self.head_dim - self.heads) // 2
         self.score_scale: float = self.head_dim**-0.5 if attention is None else attention.scaling
         self.activation = ACTIVATIONS[getattr(self.config, family.activation)]
+        self.swiglu = (0.0, 0.0)  # alpha and limit of the clamped one
+        if family.experts and family.experts.clamped:
+            self.activation, self.swiglu = CLAMPED, (self.config.swiglu_alpha, self.config.swiglu_limit)
+        described = family.experts
+        self.routing: tuple[int, bool] | None = None  # experts of a token; whether their weights sum to 1
+        if described:
+            normalised = bool(getattr(self.config, described.normalised or "", True))
+            self.routing = (self.config.num_experts_per_tok, normalised)
         self.parallel = family.is_parallel(self.config)
         self.embedding_factor = embedding_factor(model)
         self.rotaries = rotaries(self.decoder.rotary_emb)  # of one size
@@ -132,6 +141,7 @@ class ModelParts:
             attention_norm if mlp_norm is None and self.parallel else mlp_norm,
             self._norm(layer, family.mlp_post_norm),
             *self.head_norms(index),
+            None if (sinks := getattr(attention, family.sinks, None)) is None else sinks.detach(),
             self.rope(index),
             self.windows[index],
         )
@@ -174,19 +184,25 @@ class ModelParts:
         modules = _named(name, mlp, self.family.up)
         if len(modules) == 1 and self.family.gated:
             ((key, module),) = modules.items()
-            return _halved(key, module.weight, module.bias)
+            return _pair(key, _halves(module.weight), _halves(module.bias))
         return modules
 
     def _experts(self, mlp: Any, name: str) -> ExpertParts:
         described = self.family.experts
         assert described is not None
         experts, router = getattr(mlp, described.experts), getattr(mlp, described.router)
-        at = f"{name}.{described.experts}"
-        gate = described.shared_gate
+        at, gate = f"{name}.{described.experts}", described.shared_gate
+        count, halves = len(experts.down_proj), _turns if described.transposed else _halves
+        ups, downs = (
+            weights.mT if described.transposed else weights for weights in (experts.gate_up_proj, experts.down_proj)
+        )
+        up_biases, down_biases = (
+            getattr(experts, f"{which}_proj_bias", [None] * count) for which in ("gate_up", "down")
+        )
         return ExpertParts(
-            {f"{name}.{described.router}": linear_module(router.weight)},
-            [_halved(f"{at}.{i}.gate_up", weight, None) for i, weight in enumerate(experts.gate_up_proj)],
-            [{f"{at}.{i}.down": linear_module(weight)} for i, weight in enumerate(experts.down_proj)],
+            {f"{name}.{described.router}": linear_module(router.weight, getattr(router, "bias", None))},
+            [_pair(f"{at}.{i}.gate_up", halves(ups[i]), halves(up_biases[i])) for i in range(count)],
+            [{f"{at}.{i}.down": _linear(downs[i], down_biases[i])} for i in range(count)],
             _named(name, mlp, [gate]) if gate else None,
         )
 
@@ -222,11 +238,24 @@ def _named(owner: str, module: Any, names: Sequence[str]) -> Modules:
     return {f"{owner}.{name}": getattr(module, name) for name in names}
 
 
-def _halved(name: str, weight: Tensor, bias: Tensor | None) -> Modules:
-    """A gate and what it multiplies, out of one matrix."""
-    biases = (None, None) if bias is None else bias.detach().chunk(2)
-    halves = zip(("gate", "up"), weight.detach().chunk(2), biases, strict=True)
-    return {f"{name}.{part}": linear_module(rows, some) for part, rows, some in halves}
+def _halves(rows: Tensor | None) -> Pair:
+    """A gate's rows and those of what it multiplies, below one another in one matrix."""
+    return (None, None) if rows is None else (rows[: len(rows) // 2], rows[len(rows) // 2 :])
+
+
+def _turns(rows: Tensor | None) -> Pair:
+    """The same where they take turns."""
+    return (None, None) if rows is None else (rows[::2], rows[1::2])
+
+
+def _pair(name: str, weights: Pair, biases: Pair) -> Modules:
+    parts = zip(("gate", "up"), weights, biases, strict=True)
+    return {f"{name}.{part}": _linear(rows, some) for part, rows, some in parts}
+
+
+def _linear(weight: Tensor | None, bias: Tensor | None) -> nn.Linear:
+    assert weight is not None
+    return linear_module(weight.detach(), None if bias is None else bias.detach())
 
 
 def _map_rows(module: nn.Linear, order: Callable[[Tensor], Tensor]) -> nn.Linear:
@@ -234,64 +263,3 @@ def _map_rows(module: nn.Linear, order: Callable[[Tensor], Tensor]) -> nn.Linear
         return order(rows.detach()).reshape(rows.shape)
 
     return linear_module(moved(module.weight), None if module.bias is None else moved(module.bias))
-
-
-# -- what fits the description -----------------------------------------------------------------------------------------
-def check_described(model: PreTrainedModel, tier: str) -> None:
-    """Raises UnsupportedModel, in the name of a tier, where the family's description does not cover the model: an
-    unknown family, a setting that changes what layers compute, or weights that it does not mention; and ModifiedModel
-    as `check_plain` does.
-    """
-    config: Any = model.config.get_text_config()
-    family = FAMILIES.get(model.config.model_type)  # of texts alone: others keep their decoder elsewhere
-    if family is None or not hasattr(model, family.decoder):
-        raise unsupported(tier, f"models of type {model.config.model_type}")
-    decoder: Any = getattr(model, family.decoder)
-    activation, ropes = getattr(config, family.activation, None), rotaries(decoder.rotary_emb).values()
-    kinds = [getattr(rope, "rope_type", None) for rope in ropes]
-    settings = {name: getattr(config, name, None) for name in family.without}
-    refuse(
-        tier,
-        {
-            f"activation {activation}": activation not in ACTIVATIONS,
-            **{f"rotary embeddings of type {kind}": kind not in STATIC_ROPE for kind in kinds},
-            "rotations of several sizes": len({rope.inv_freq.numel() for rope in ropes}) > 1,
-            "layers with states, or that see chunks": layer_windows(model, context_of(config)) is None,
-            **{f"{name}={value}": value for name, value in settings.items()},
-        },
-    )
-    check_plain(model)
-    refuse(tier, dict.fromkeys((f"weights called {name}" for name in _unknown_weights(family, decoder)), True))
-
-
-def refuse(tier: str, reasons: Mapping[str, object]) -> None:
-    """Raises UnsupportedModel for the first reason that is so."""
-    for reason, found in reasons.items():
-        if found:
-            raise unsupported(tier, reason)
-
-
-def unsupported(tier: str, what: str) -> UnsupportedModel:
-    return UnsupportedModel(f"the {tier} tier does not support {what}: use the reference tier")
-
-
-def _unknown_weights(family: Family, decoder: Any) -> list[str]:
-    """Parameters of layers that no part of the description uses; one of each name."""
-    experts = family.experts
-    norms = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
-    owned = {family.attention: (*family.qkv, family.out, family.query_norm, family.key_norm)}
-    owned[family.mlp] = (*family.up, family.down)
-    known: set[tuple[str, ...]] = {(name,) for norm in norms if (name := getattr(family, norm))}
-    known |= {(owner, name) for owner, names in owned.items() for name in names}
-    if experts:
-        known |= {(family.mlp, name) for name in (experts.router, experts.shared_gate) if name}
-        known |= {(family.mlp, experts.experts, name) for name in ("gate_up_proj", "down_proj")}
-        if experts.shared:
-            known |= {(family.mlp, experts.shared, name) for name in owned[family.mlp]}
-    found = dict.fromkeys(name for layer in decoder.layers for name, _ in layer.named_parameters())
-    return [name for name in found if _owner(name) not in known]
-
-
-def _owner(parameter: str) -> tuple[str, ...]:
-    parts = tuple(parameter.split("."))
-    return parts[:-1] if parts[-1] in ("weight", "bias") else parts

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.targets.parts import CLAMPED
 from paceline.targets.reach import Reach, ring_mask
+from paceline.targets.sliding import SlidingCache
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 class PlainPlan(NamedTuple):
     span: Span
+    near: Span  # as layers with windows see it, whose slots may begin later
     angles: list[tuple[Tensor, Tensor]]  # by a layer's `rope`: cos and sin, [batch, 1, width, rotary / 2]
     masks: dict[int, tuple[int, Tensor | None]]  # by its `window`: the first slot seen; [batch, 1, group * width, seen]
 
@@ -35,17 +39,18 @@ class PlainOps:
         positions = span.positions.clamp(max=self.context - 1)
         for rope in self.ropes:
             rope.grow(cache.capacity)
+        near = span.behind(cache.bases) if isinstance(cache, SlidingCache) else span
         return PlainPlan(
-            span, [(rope.cos[positions][:, None], rope.sin[positions][:, None]) for rope in self.ropes], {}
+            span, near, [(rope.cos[positions][:, None], rope.sin[positions][:, None]) for rope in self.ropes], {}
         )
 
-    def _mask(self, plan: PlainPlan, window: int, dtype: torch.dtype) -> tuple[int, Tensor | None]:
-        span, group, first = plan.span, self.shape.heads // self.shape.kv_heads, 0
+    def _mask(self, plan: PlainPlan, window: int, dtype: torch.dtype, explicit: bool) -> tuple[int, Tensor | None]:
+        span, group, first = plan.near if window else plan.span, self.shape.heads // self.shape.kv_heads, 0
         if window:
             first = max(int(span.starts.min()) + 1 - window, 0)
             mask: Tensor | None = ring_mask(span, Reach(window=window), span.end, dtype)[..., first:]
         else:
-            mask = span.mask(dtype, explicit=bool(self.shape.score_cap))
+            mask = span.mask(dtype, explicit=explicit)
         if mask is None and span.width > 1:  # plain causal, which the rows of a group do not let SDPA see
             seen = torch.ones(span.width, span.width, dtype=torch.bool, device=span.ids.device).tril()
             mask = seen.expand(span.batch, 1, -1, -1)
@@ -70,17 +75,21 @@ class PlainOps:
         if layer.rope >= 0:
             queries, keys = (_rotate(x, *plan.angles[layer.rope]) for x in (queries, keys))
         keys, values = cache.write(index, plan.span, keys, values)
+        by_hand = bool(shape.score_cap) or layer.sinks is not None
         if layer.window not in plan.masks:
-            plan.masks[layer.window] = self._mask(plan, layer.window, keys.dtype)
+            plan.masks[layer.window] = self._mask(plan, layer.window, keys.dtype, by_hand)
         first, mask = plan.masks[layer.window]
         if first:
             keys, values = keys[:, :, first:], values[:, :, first:]
         # The heads that share keys become rows of one head: no backend then has to repeat the keys.
         rows = queries.reshape(batch, shape.kv_heads, -1, shape.head_dim)
-        if shape.score_cap:
+        if by_hand:
             assert mask is not None
-            scores = ((rows @ keys.mT).float() * (shape.score_scale / shape.score_cap)).tanh_() * shape.score_cap + mask
-            out: Tensor = scores.softmax(-1).to(values.dtype) @ values
+            scores = (rows @ keys.mT).float() * shape.score_scale
+            if shape.score_cap:
+                scores = (scores / shape.score_cap).tanh_() * shape.score_cap
+            shares = _softmax(scores + mask, layer.sinks, shape.kv_heads)
+            out: Tensor = shares.to(values.dtype) @ values
         else:
             out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=shape.score_scale)
         return out.view(batch, shape.heads, width, -1).transpose(1, 2).reshape(batch * width, -1)
@@ -89,6 +98,10 @@ class PlainOps:
         if not self.shape.gated:
             return functional.gelu(up)
         gate, up = up.chunk(2, -1)
+        if self.shape.activation == CLAMPED:
+            alpha, limit = self.shape.swiglu
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            return (up + 1) * (gate * torch.sigmoid(gate * alpha))
         if self.shape.activation == "gelu_tanh":
             gated: Tensor = functional.gelu(gate, approximate="tanh") * up
             return gated
@@ -100,6 +113,15 @@ class PlainOps:
         whole = self.norm(x.transpose(1, 2).flatten(2), None, norm)  # [batch, width, heads * head_dim]
         apart: Tensor = whole.unflatten(2, (-1, self.shape.head_dim)).transpose(1, 2)
         return apart
+
+
+def _softmax(scores: Float[Tensor, "batch kv_heads rows keys"], sinks: Tensor | None, kv_heads: int) -> Tensor:
+    """Of rows that are heads by tokens, each with its head's sink beside its keys."""
+    if sinks is None:
+        return scores.softmax(-1)
+    tokens = scores.shape[2] * kv_heads // len(sinks)
+    beside = sinks.float().view(kv_heads, -1).repeat_interleave(tokens, 1)[..., None].expand(len(scores), -1, -1, -1)
+    return torch.cat([scores, beside], -1).softmax(-1)[..., :-1]
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,9 +44,7 @@ def rotaries(rotary: Any) -> dict[str, Any]:
 class RopeTables:
     """cos and sin by position, `[positions, rotary / 2]`: the model's own, half of each (the other half repeats it)."""
 
-    def __init__(
-        self, rotary: Callable[[Tensor, Tensor], Any], dtype: torch.dtype, device: torch.device, context: int
-    ) -> None:
+    def __init__(self, rotary: Any, dtype: torch.dtype, device: torch.device, context: int) -> None:
         self._rotary, self._like, self._context = rotary, torch.empty(0, dtype=dtype, device=device), context
         self.cos, self.sin = self._compute(min(2048, context))
 
@@ -77,11 +74,12 @@ class RopeTables:
 
     def _compute(self, positions: int) -> tuple[Tensor, Tensor]:
         at = torch.arange(positions, device=self._like.device)[None]
-        cos, sin = (_half(table[0]).to(self._like.dtype) for table in self._rotary(self._like, at))
+        size = self._rotary.inv_freq.numel()
+        cos, sin = (_half(table[0], size).to(self._like.dtype) for table in self._rotary(self._like, at))
         return cos, sin
 
 
-def _half(table: Tensor) -> Tensor:
-    """Some families repeat the angles as a whole, Cohere's one by one."""
-    half = table[:, : table.shape[1] // 2]
-    return (half if torch.equal(half, table[:, half.shape[1] :]) else table[:, ::2]).contiguous()
+def _half(table: Tensor, size: int) -> Tensor:
+    """Most families repeat the `size` angles as a whole, Cohere's one by one, gpt-oss not at all."""
+    half = table[:, :size]
+    return (half if torch.equal(half, table[:, size:]) or table.shape[1] == size else table[:, ::2]).contiguous()

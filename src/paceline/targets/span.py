@@ -74,6 +74,14 @@ class Span:
             None if self.ancestors is None else self.ancestors[:, first:stop, : self.offset + stop],
         )
 
+    def behind(self, bases: np.ndarray) -> Span:
+        """Itself with slots and positions counted from `bases`, `[batch]`. Built once for the same ones."""
+        key = ("behind", bases.tobytes())
+        if key not in self.memo:
+            self.memo[key] = Span(self.ids, self.starts - bases, self.offset, self.depths, self.ancestors, self.final)
+        span: Span = self.memo[key]
+        return span
+
     def row(self, row: int) -> Span:
         """One row of it."""
         rows = slice(row, row + 1)

@@ -16,6 +16,7 @@ from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
 from paceline.targets.plain_ops import PlainOps
 from paceline.targets.rope import RopeTables
+from paceline.targets.sliding import fitting_cache
 from paceline.targets.target import Target, check_supported
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class TorchTarget(Target):
         self.ops = _operations(exact=not why_not)(weights.shape, ropes, self.context)
         self.exact: bool = self.ops.exact
         self.exactness = why_not or "prepacked products and attention sum in an order that no other token changes"
-        self.weight_bytes = sum(linear.bytes for linear in weights.linears)
+        self.weight_bytes = sum(linear.bytes for linear in weights.read)
+        if any(layer.experts for layer in weights.layers):
+            self.weight_count = sum(linear.weights for linear in weights.read)
         self._plan: Any = None
 
     @property
@@ -78,6 +81,10 @@ class TorchTarget(Target):
     def cache_shape(self) -> CacheShape:
         shape = self.weights.shape
         return CacheShape(self.num_layers, shape.kv_heads, shape.head_dim)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
+        return fitting_cache(self.cache_shape(), self.windows, batch, capacity, zeros)
 
     def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]:
         return self.weights.embed(span.ids.reshape(-1)).view(*span.ids.shape, -1)
@@ -115,7 +122,12 @@ class TorchTarget(Target):
         return (flow if delta is None else flow.add_(delta)).view(hidden.shape)
 
     def _transform(self, layer: FusedLayer, entered: Tensor) -> Tensor:
-        return self._added(layer.down(self.ops.activate(layer.up(entered))), layer.mlp_post_norm)
+        out = None if layer.up is None or layer.down is None else layer.down(self.ops.activate(layer.up(entered)))
+        if experts := layer.experts:
+            routed = experts(entered, self.ops.activate)
+            out = routed if out is None else routed.add_(experts.gated(entered, out))
+        assert out is not None
+        return self._added(out, layer.mlp_post_norm)
 
     def _added(self, out: Tensor, post_norm: Norm | None) -> Tensor:
         """What a sublayer adds, from what its last matrix gives."""
@@ -135,9 +147,9 @@ class TorchTarget(Target):
 
     def _planned(self, span: Span, cache: KVCache) -> Any:
         """The plan of this span over this cache, kept for the span's next call."""
-        place = (cache.store.data_ptr(), cache.store.stride())
-        if self._plan is None or self._plan[0] is not span or self._plan[1] != place:
-            self._plan = (span, place, self.ops.plan(span, cache))
+        cache.place(span)
+        if self._plan is None or self._plan[0] is not span or self._plan[1] != cache.key:
+            self._plan = (span, cache.key, self.ops.plan(span, cache))
         return self._plan[2]
 
 

@@ -49,6 +49,15 @@ inline V relu_squared(V x) {
     return positive * positive;
 }
 
+// gpt-oss's: (up + 1) gate / (1 + e^(-alpha gate)), of clamped values.
+template <class V>
+inline V clamped_swiglu(V gate, V up, float alpha, float limit) {
+    const V most = splat<V>(limit), least = splat<V>(-limit);
+    gate = gate > most ? most : gate;
+    up = up > most ? most : up < least ? least : up;
+    return (up + splat<V>(1.0f)) * (gate / (splat<V>(1.0f) + exp(splat<V>(-alpha) * gate)));
+}
+
 // act(function of this kind), once outside of the loops it stands in.
 template <class Act>
 void with_activation(int kind, Act act) {

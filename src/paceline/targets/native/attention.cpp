@@ -41,7 +41,8 @@ inline Heads heads_of(const Model& model, int group) {
 class Attention {
   public:
     Attention(const Model& model, const Pass& pass, int layer, const float* q, int ldq)
-        : model_(model), pass_(pass), layer_(layer), window_(model.layers[layer].window), q_(q), ldq_(ldq) {}
+        : model_(model), pass_(pass), layer_(layer), window_(model.layers[layer].window),
+          sinks_(model.layers[layer].sinks), q_(q), ldq_(ldq) {}
 
     // Chunk `chunk` of tokens first .. last-1, at most TOKENS; token t's result goes to part(t).
     template <class To>
@@ -69,7 +70,9 @@ class Attention {
     void finish(const Part& state, Heads heads, float* out) const {
         for (int g = 0; g < heads.count; g++) {
             float* to = out + (heads.first + g) * model_.head_dim;
-            const float share = 1.0f / state.s[g];
+            // What it takes off the others, as one more score would.
+            const float sink = sinks_ ? exp(splat<vf>(sinks_[heads.first + g] - state.m[g]))[0] : 0.0f;
+            const float share = 1.0f / (state.s[g] + sink);
             for (int d = 0; d < model_.head_dim; d++) to[d] = state.values[g][d] * share;
         }
     }
@@ -101,9 +104,9 @@ class Attention {
         }
         if (!active) return;
         for (int i = 0; i < count + PER; i++) group.score[i] = group.scores[i];
-        group.keys = pass_.cache + layer_ * pass_.layer_stride + pass_.row[first] * pass_.row_stride +
-                     heads.kv * pass_.head_stride;
-        group.values = group.keys + pass_.value_stride;
+        const Stored& cache = pass_.cache[layer_];
+        group.keys = cache.at(cache.keys, pass_.row[first], heads.kv, dims);
+        group.values = cache.at(cache.values, pass_.row[first], heads.kv, dims);
         common.last = std::max(common.last, 0);
         for (int j = common.first; j < common.last; j++) group.slots[j] = from + j;
         score_all(group, 0, count, common.first, common.last);
@@ -201,6 +204,7 @@ class Attention {
     const Model& model_;
     const Pass& pass_;
     const int layer_, window_;
+    const float* const sinks_;
     const float* const q_;
     const int ldq_;
 };

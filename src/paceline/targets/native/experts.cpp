@@ -14,8 +14,8 @@ namespace paceline::PACELINE_ISA {
 namespace {
 
 struct Groups {  // inside the workspace. A *place* is a token at one of its experts; they lie expert by expert
-    int lds, ldx, ldi, places, groups;  // groups: the most that there can be
-    float *scores, *weights, *gathered, *inner, *results, *gate;
+    int lds, ldx, ldi, ldw, places, groups;  // groups: the most that there can be
+    float *scores, *weights, *gathered, *wide, *inner, *results, *gate;
     int32_t *expert, *place, *token;  // of token x choice: its expert, its place; of a place: its token
     int32_t *active, *start;          // of a group: its expert, its first place; one more for the end
     int32_t* next;                    // of an expert: where its next token goes
@@ -23,12 +23,14 @@ struct Groups {  // inside the workspace. A *place* is a token at one of its exp
 
     Groups(const Model& m, int tokens, float* workspace) {
         lds = round_up(m.experts, PANEL), ldx = row_stride(m.hidden), ldi = row_stride(m.expert_inner);
+        ldw = wide_stride(m, m.expert_inner);
         places = tokens * m.chosen, groups = std::min(places, m.experts);
         float* at = workspace;
         const auto take = [&](size_t count) { return at += (count + 15) / 16 * 16, at - (count + 15) / 16 * 16; };
         const auto take_whole = [&](size_t count) { return (int32_t*)take(count); };
         scores = take((size_t)tokens * lds), gate = take((size_t)tokens * PANEL);
         weights = take(places), gathered = take((size_t)places * ldx);
+        wide = take((size_t)places * ldw);
         inner = take((size_t)places * ldi), results = take((size_t)places * ldx);
         expert = take_whole(places), place = take_whole(places), token = take_whole(places);
         active = take_whole(groups + 1), start = take_whole(groups + 1), next = take_whole(m.experts + 1);
@@ -100,7 +102,12 @@ void experts(Team& team, const Model& m, const Layer& layer, int tokens, const f
                            ldt, epilogue, i % shares, shares);
         });
     };
-    product(of.gate_up, g.gathered, g.ldx, g.inner, g.ldi, SWIGLU);
+    if (swiglu(m)) {
+        product(of.gate_up, g.gathered, g.ldx, g.inner, g.ldi, SWIGLU);
+    } else {
+        product(of.gate_up, g.gathered, g.ldx, g.wide, g.ldw, STORE);
+        activate_rows(team, m, g.wide, g.ldw, g.places, m.expert_inner, g.inner, g.ldi);
+    }
     round_inputs(team, of.down[0], g.inner, g.ldi, g.places);
     product(of.down, g.inner, g.ldi, g.results, g.ldx, STORE);
     team.each(tokens, 1, [&](int t, int) {

@@ -24,6 +24,11 @@ void activate_rows(Team& team, const Model& model, const float* wide, int ldw, i
 void place_heads(Team& team, const Model& model, const Layer& layer, const Pass& pass, int index, float* qkv, int ldq);
 // logits, times `scale`, then cap * tanh(logit / cap) if there is a cap.
 void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float* logits);
+inline bool swiglu(const Model& model) { return model.activation == SILU && model.gated; }  // an epilogue of its own
+// Floats of a row in front of another activation.
+inline int wide_stride(const Model& model, int inner) {
+    return swiglu(model) ? 0 : round_up((1 + model.gated) * round_up(inner, LANES), PANEL);
+}
 // experts.cpp: x becomes the sum of what its experts make of it, and of the shared MLP's, of which `inner` is what
 // enters the second matrix.
 void experts(Team& team, const Model& model, const Layer& layer, int tokens, const float* inner, int ldi,

@@ -47,6 +47,7 @@ class CLayer(ctypes.Structure):
         *((name, CMatrix) for name in ("qkv", "out", "gate_up", "down")),
         ("experts", CExperts),
         *((name, CNorm) for name in NORMS),
+        ("sinks", ctypes.c_void_p),
         ("rope", ctypes.c_int32),
         ("window", ctypes.c_int32),
     )
@@ -76,11 +77,13 @@ class Sizes:
     scale: float = 1.0
     score_cap: float = 0.0
     residual_scale: float = 1.0
+    swiglu_alpha: float = 0.0
+    swiglu_limit: float = 0.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
 
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "clamped_swiglu")
 _TYPES: dict[str, Any] = {"int": ctypes.c_int32, "float": ctypes.c_float}
 
 
@@ -99,7 +102,6 @@ class CPass(ctypes.Structure):
         ("threads", ctypes.c_int32),
         *((name, ctypes.c_void_p * ROPES) for name in ("cosine", "sine")),
         ("cache", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("layer_stride", "value_stride", "row_stride", "head_stride")),
         *((name, ctypes.c_void_p) for name in ("position", "row", "slot", "prefix", "extra_start", "extra")),
         ("workspace", ctypes.c_void_p),
         ("beside", ctypes.c_void_p),
@@ -138,6 +140,7 @@ class LayerWeights:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     experts: ExpertWeights | None = None
+    sinks: Float[Tensor, " heads"] | None = None
     rope: int = 0  # which of the tables of angles; -1: none
     window: int = 0  # tokens that a token sees, itself included; 0: all
 
@@ -151,6 +154,7 @@ class LayerWeights:
             *(_matrix(matrix) for matrix in (self.qkv, self.out, self.gate_up, self.down)),
             self.experts.c() if self.experts else CExperts(),
             *(_norm(getattr(self, name)) for name in NORMS),
+            pointer(self.sinks),
             self.rope,
             self.window,
         )
@@ -229,7 +233,7 @@ class NativeModel:
         self,
         hidden: Float[Tensor, "tokens hidden"],
         ropes: Sequence[RopeTables],
-        store: Float[Tensor, "layers 2 rows kv_heads capacity head_dim"],
+        cache: Int[np.ndarray, "layers 5"],
         places: Places,
         start: int,
         stop: int,
@@ -240,6 +244,7 @@ class NativeModel:
 
         Args:
             ropes: the tables of angles that layers name.
+            cache: `KVCache.addresses`.
             skip: two flags a layer of the range: leave out its attention, its MLP.
             beside: what the attention of layer `start` reads besides (contiguous), see `Target.layers`.
         """
@@ -248,8 +253,7 @@ class NativeModel:
             torch.get_num_threads(),
             (ctypes.c_void_p * ROPES)(*(rope.cos.data_ptr() for rope in ropes)),
             (ctypes.c_void_p * ROPES)(*(rope.sin.data_ptr() for rope in ropes)),
-            store.data_ptr(),
-            *store.stride()[:4],
+            cache.ctypes.data,
             *(array.ctypes.data for array in places),
         )
         call.beside = pointer(beside)

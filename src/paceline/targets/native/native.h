@@ -31,7 +31,7 @@ struct Matrix {  // y = W x + bias, packed by `pack_row`
     const Matrix* next;  // the outputs that follow, of another kind; or null
 };
 
-enum Activation : int32_t { SILU, GELU, GELU_TANH, RELU_SQUARED };
+enum Activation : int32_t { SILU, GELU, GELU_TANH, RELU_SQUARED, CLAMPED_SWIGLU };
 
 struct Norm {  // x / rms(x) * weight + bias; centred: the mean is taken off x first
     const float *weight, *bias;  // weight null: no norm; bias null: none
@@ -50,6 +50,7 @@ struct Layer {
     Matrix gate_up, down;  // gated: panels of eight gate rows followed by their eight up rows; outputs 0: no MLP
     Experts experts;       // if there are any, the MLP is the shared one
     Norm attention_norm, attention_post_norm, mlp_norm, mlp_post_norm, query_norm, key_norm;
+    const float* sinks;            // of each head: a score more in the softmax, without a value; or null
     int32_t rope;                  // which of the pass's tables rotates its heads; -1: none
     int32_t window;                // tokens that a token sees, itself included; 0: all
 };
@@ -58,7 +59,7 @@ struct Model {
     int32_t hidden, heads, kv_heads, head_dim;
     int32_t rotary;                // dimensions of a head that are rotated
     int32_t inner;                 // of an MLP, at most
-    int32_t activation, gated;     // gated: activation(gate) * up
+    int32_t activation, gated;     // gated: activation(gate) * up, but for CLAMPED_SWIGLU
     int32_t parallel;              // attention and MLP both read the layer's input
     int32_t norm_whole;            // norms of queries and keys: of all heads together, not of each
     int32_t norm_each;             // of each, with weights of its own
@@ -69,17 +70,28 @@ struct Model {
     int32_t ragged;                // some matrix's inputs are not whole blocks
     float scale, score_cap;        // of attention scores; a cap of 0: none
     float residual_scale;          // of what attention and MLP add
+    float swiglu_alpha, swiglu_limit;  // of CLAMPED_SWIGLU
     float logit_scale, logit_cap;
     const Layer* layers;
     Norm norm;
     Matrix head;
 };
 
+struct Stored {  // a layer's keys and values, [rows, kv_heads, slots, head_dim] with these strides, in floats
+    float *keys, *values;
+    int64_t row_stride, head_stride;
+    const int64_t* bases;  // of each row, the slot that it begins with; null: slot 0
+
+    // From where slots are counted.
+    float* at(float* from, int row, int head, int dims) const {
+        return from + row * row_stride + head * head_stride - (bases ? bases[row] * dims : 0);
+    }
+};
+
 struct Pass {  // `tokens` new tokens, flat over the rows of the batch
     int32_t tokens, threads;
     const float *cosine[ROPES], *sine[ROPES];  // tables [positions, rotary / 2]
-    float* cache;                // [layers, 2, rows, kv_heads, capacity, head_dim] with these strides, in floats:
-    int64_t layer_stride, value_stride, row_stride, head_stride;
+    const Stored* cache;         // of each layer
     const int32_t* position;     // of each token
     const int32_t *row, *slot;   // where its key and value go
     const int32_t* prefix;       // a token's list: slots 0 .. prefix-1 of its row,

@@ -18,7 +18,7 @@ struct Buffers {  // inside the workspace, each row with the stride its GEMM wan
         const int heads = model.heads * model.head_dim, kv = model.kv_heads * model.head_dim;
         ldx = row_stride(model.hidden * (pass.beside ? 2 : 1)), lda = row_stride(heads);
         ldq = round_up(heads + 2 * kv, PANEL), ldi = row_stride(model.inner);
-        ldw = swiglu(model) ? 0 : round_up((1 + model.gated) * round_up(model.inner, LANES), PANEL);
+        ldw = wide_stride(model, model.inner);
         float* at = pass.workspace;
         auto take = [&](size_t count) { return at += (count + 15) / 16 * 16, at - (count + 15) / 16 * 16; };
         x = take((size_t)pass.tokens * ldx);
@@ -33,8 +33,6 @@ struct Buffers {  // inside the workspace, each row with the stride its GEMM wan
         if (model.ragged && pass.workspace)
             std::memset(pass.workspace, 0, sizeof(float) * (parts - pass.workspace));
     }
-
-    static bool swiglu(const Model& model) { return model.activation == SILU && model.gated; }
 };
 
 size_t workspace_floats(const Model& model, const Pass& pass) { return Buffers(model, pass).floats; }
@@ -80,7 +78,7 @@ class LayerPass {
         norm_rows(team_, layer_.mlp_norm, hidden_, m_.hidden, p_.tokens, m_.hidden, b_.x, b_.ldx);
         round_inputs(team_, layer_.experts.gate_up ? layer_.experts.router : layer_.gate_up, b_.x, b_.ldx, p_.tokens);
         if (!layer_.gate_up.outputs) return;
-        if (Buffers::swiglu(m_)) {
+        if (swiglu(m_)) {
             gemm(team_, layer_.gate_up, b_.x, b_.ldx, p_.tokens, b_.inner, b_.ldi, SWIGLU);
         } else {
             gemm(team_, layer_.gate_up, b_.x, b_.ldx, p_.tokens, b_.wide, b_.ldw, STORE);

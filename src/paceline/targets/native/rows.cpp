@@ -79,6 +79,13 @@ void add_rows(Team& team, const Norm& norm, float scale, float* x, int ldx, int 
 
 void activate_rows(Team& team, const Model& model, const float* wide, int ldw, int tokens, int inner, float* y,
                    int ldy) {
+    if (model.activation == CLAMPED_SWIGLU)
+        return team.each(tokens, 1, [&](int t, int) {
+            const float* from = wide + (size_t)t * ldw;
+            for (int i = 0; i < inner; i += LANES)
+                store(y + (size_t)t * ldy + i, clamped_swiglu(load<vf>(from + 2 * i), load<vf>(from + 2 * i + LANES),
+                                                              model.swiglu_alpha, model.swiglu_limit));
+        });
     with_activation(model.activation, [&](auto act) {
         team.each(tokens, 1, [&](int t, int) {
             const float* from = wide + (size_t)t * ldw;
@@ -97,6 +104,7 @@ void place_heads(Team& team, const Model& model, const Layer& layer, const Pass&
     const int dims = model.head_dim, rotated = model.heads + model.kv_heads, all = rotated + model.kv_heads;
     const int half = model.rotary / 2;
     const bool whole = layer.query_norm.weight && model.norm_whole;
+    const Stored& cache = pass.cache[index];
     if (whole)
         team.each(pass.tokens * 2, 1, [&](int i, int) {
             const bool key = i % 2;
@@ -108,8 +116,7 @@ void place_heads(Team& team, const Model& model, const Layer& layer, const Pass&
         float* x = qkv + (size_t)t * ldq + head * dims;
         const bool query = head < model.heads, value = head >= rotated;
         const int kv = value ? head - rotated : head - model.heads;
-        float* to = query ? x : pass.cache + index * pass.layer_stride + (value ? pass.value_stride : 0) +
-                                    pass.row[t] * pass.row_stride + kv * pass.head_stride +
+        float* to = query ? x : cache.at(value ? cache.values : cache.keys, pass.row[t], kv, dims) +
                                     (size_t)pass.slot[t] * dims;
         if (value) {
             std::memcpy(to, x, sizeof(float) * dims);

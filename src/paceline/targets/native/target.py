@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.targets.cache import CacheShape, KVCache
+from paceline.targets.described import check_described, refuse
 from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 from paceline.targets.native.model import ACTIVATIONS, ExpertWeights, LayerWeights, NativeModel, Places, Sizes
 from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import BLOCK, Kind
-from paceline.targets.parts import ExpertParts, LayerParts, ModelParts, Norm, check_described, refuse
+from paceline.targets.parts import ExpertParts, LayerParts, ModelParts, Norm
 from paceline.targets.rope import RopeTables
+from paceline.targets.sliding import fitting_cache
 from paceline.targets.target import Target, check_supported
 
 if TYPE_CHECKING:
@@ -93,8 +95,7 @@ class NativeTarget(Target):
         skip: Collection[tuple[int, str]] = (),
         beside: Tensor | None = None,
     ) -> Float[Tensor, "batch width hidden"]:
-        if span.end > cache.capacity:
-            raise IndexError(f"the pass ends at slot {span.end} of a cache of {cache.capacity}")
+        cache.place(span)
         hidden = hidden.clone(memory_format=torch.contiguous_format)  # the pass works in place
         flags = bytes((i, part) in skip for i in range(start, stop) for part in ("attention", "mlp")) if skip else None
         for rope in self._ropes:
@@ -103,7 +104,7 @@ class NativeTarget(Target):
         if where is None:
             where = span.memo[self.context] = places(span, self.context)
         other = None if beside is None else beside.reshape(flat.shape).contiguous()
-        self.native.layers(flat, self._ropes, cache.store, where, start, stop, flags, other)
+        self.native.layers(flat, self._ropes, cache.addresses, where, start, stop, flags, other)
         return hidden
 
     def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
@@ -127,10 +128,10 @@ class NativeTarget(Target):
         return self._shape
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        shape = self._shape
-        size = (shape.layers, 2, batch, shape.kv_heads, capacity, shape.head_dim)
-        memory = Arena().take(4 * prod(size))  # a cache of a long context streams like weights
-        return KVCache(memory.view(torch.float32).view(size), np.zeros(batch, dtype=np.int64))
+        def zeros(size: Sequence[int]) -> Tensor:  # a cache of a long context streams like weights
+            return Arena().take(4 * prod(size)).view(torch.float32).view(size)
+
+        return fitting_cache(self._shape, self.windows, batch, capacity, zeros)
 
     # -- from the Hugging Face model -------------------------------------------------------------------------------
     def _pack(self, parts: ModelParts, mode: str) -> tuple[NativeModel, Packed]:
@@ -158,13 +159,11 @@ def check_model(model: PreTrainedModel) -> None:
     check_described(model, "native")
     check_supported(model)
     parts = ModelParts(model)
-    config, family, size, rotary = parts.config, parts.family, parts.head_dim, parts.rotary
+    size, rotary = parts.head_dim, parts.rotary
     refuse(
         "native",
         {
             f"head size {size}, of it {rotary} rotated": size > MAX_HEAD_DIM or size % 2 or rotary > size,
-            f"experts with activation {getattr(config, family.activation)}": family.experts
-            and not (family.gated and parts.activation == "silu"),
             f"device {model.device}": model.device.type != "cpu",
             "float64 (it computes in float32)": model.dtype == torch.float64,
         },
@@ -175,7 +174,7 @@ def _sizes(parts: ModelParts, layers: Sequence[LayerWeights]) -> Sizes:
     config, family, any_layer = parts.config, parts.family, layers[0]
     queries = any_layer.query_norm.weight if any_layer.query_norm else torch.empty(0)
     moe = next((layer.experts for layer in layers if layer.experts), None)
-    described = family.experts
+    chosen, normalised = parts.routing or (0, False)
     return Sizes(
         hidden=config.hidden_size,
         heads=parts.heads,
@@ -190,13 +189,15 @@ def _sizes(parts: ModelParts, layers: Sequence[LayerWeights]) -> Sizes:
         norm_each=queries.dim() == 2,
         norm_rotated=family.norms_rotated,
         experts=len(moe.down) if moe else 0,
-        chosen=config.num_experts_per_tok if moe else 0,
+        chosen=chosen if moe else 0,
         expert_inner=moe.down[0].c.inputs if moe else 0,
-        normalised=described is not None and bool(getattr(config, described.normalised or "", True)),
+        normalised=normalised,
         ragged=any(matrix.c.inputs % BLOCK for layer in layers for matrix in layer.matrices()),
         scale=parts.score_scale,
         score_cap=family.cap(config, family.score_cap) or 0.0,
         residual_scale=family.number(config, family.residual_scale),
+        swiglu_alpha=parts.swiglu[0],
+        swiglu_limit=parts.swiglu[1],
         logit_scale=family.logits_factor(config),
         logit_cap=family.cap(config, family.logit_cap) or 0.0,
     )
@@ -215,6 +216,7 @@ def _pack_layer(storage: Storage, layer: LayerParts, gated: bool) -> LayerWeight
         query_norm=_float(layer.query_norm),
         key_norm=_float(layer.key_norm),
         experts=_pack_experts(storage, layer.experts) if layer.experts else None,
+        sinks=None if layer.sinks is None else layer.sinks.float().contiguous(),
         rope=layer.rope,
         window=layer.window,
     )
