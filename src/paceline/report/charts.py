@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 WIDTH = 360  # user units, about a CSS pixel each
 HEIGHT = 220  # of a chart of lines
-LEFT, RIGHT, TOP, BOTTOM = 34, 10, 20, 34  # margins of one
+LEFT, RIGHT, TOP, BOTTOM = 42, 10, 20, 34  # margins of one
 ROW = 32  # height of a row of intervals or bars
 AXIS = 20  # height of their axis
 LABEL = 34  # characters of a row's label

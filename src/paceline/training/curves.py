@@ -53,7 +53,9 @@ def curves(notes: Sequence[dict[str, float]], name: str, settings: dict[str, Any
         for key, value in note.items():
             if key != "step" and math.isfinite(value):
                 found.setdefault(key, []).append((note["step"], value))
-    losses = {key: points for key, points in found.items() if key.endswith("loss")}
+    losses = {
+        key: points for key, points in sorted(found.items(), reverse=True) if key.endswith("loss")
+    }  # loss first: below
     accepted = {key: points for key, points in found.items() if key.startswith("accepted")}
     others = {key: {key: points} for key, points in found.items() if key not in losses and key not in accepted}
     groups = {"Loss": losses, "Accepted drafts, by depth": accepted, **others}
