@@ -53,9 +53,8 @@ def curves(notes: Sequence[dict[str, float]], name: str, settings: dict[str, Any
         for key, value in note.items():
             if key != "step" and math.isfinite(value):
                 found.setdefault(key, []).append((note["step"], value))
-    losses = {
-        key: points for key, points in sorted(found.items(), reverse=True) if key.endswith("loss")
-    }  # loss first: below
+    names = sorted((key for key in found if key.endswith("loss")), reverse=True)  # "loss", which is noisy, lies below
+    losses = {key: found[key] for key in names}
     accepted = {key: points for key, points in found.items() if key.startswith("accepted")}
     others = {key: {key: points} for key, points in found.items() if key not in losses and key not in accepted}
     groups = {"Loss": losses, "Accepted drafts, by depth": accepted, **others}
