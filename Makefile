@@ -1,5 +1,5 @@
 # One virtual environment, .venv: every target builds what it needs of it, and only once.
-#   make demo | test | coverage | test-vllm | lint | format | docs | wheel | venv | dev | clean
+#   make demo | test | coverage | test-vllm | lint | format | docs | bench-quick | wheel | venv | dev | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -c $(CONSTRAINTS)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test coverage test-vllm lint format docs wheel venv dev clean
+.PHONY: demo test coverage test-vllm lint format docs bench-quick wheel venv dev clean
 
 demo: $(VENV)/.runtime
 	@echo "An edit, where much of the answer stands in the prompt: what drafts are good at. Other prompts gain less."
@@ -30,10 +30,14 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python benchmarks/check_figures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 docs: $(VENV)/.dev  ## into build/site; a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+bench-quick: $(VENV)/.runtime  ## three minutes: is this slower than the last release, or than BASE=COMMIT?
+	PYTHON=$(BIN)/python benchmarks/quick.sh $(BASE)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix

@@ -1,11 +1,12 @@
 """Decoding speed of this checkout against another one's, or what a pass of the target costs there.
 
-    python benchmarks/against.py OTHER/src                                  # whole answers, by method
+    python benchmarks/against.py OTHER/src [--judge]                        # whole answers, by method
     python benchmarks/against.py OTHER/src --passes 1,2,4,8,16 --contexts 256,896 --tiers native
 
 Each side is a process of its own over its own sources. They take turns, prompt by prompt or pass by pass, so that a
 machine whose speed drifts is unfair to neither. Their token ids must agree; of passes it says whether the logits' bits
-do. Passes run over KV caches of the same random numbers.
+do. Passes run over KV caches of the same random numbers. `--judge` fails where ids differ, or where this checkout is
+slower by more than the noise: the whole interval of the median ratio (95 %, by order statistics) is below 1.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from math import comb, inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -110,6 +113,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=6, help="first prompts only")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--judge", action="store_true", help="fail when this checkout is slower")
     parser.add_argument("--passes", help="time passes of these widths instead, as in 1,2,4,8")
     parser.add_argument("--contexts", default="256", help="committed tokens before them")
     args = parser.parse_args()
@@ -127,12 +131,18 @@ def main() -> None:
         "| --- | --- | --: | --: | --: | --- |",
         sep="\n",
     )
+    worse = []
     for tier in args.tiers.split(","):
         sides = [Side(sources, tier, args.model) for sources in (HERE.parent / "src", args.other.absolute())]
         for method in args.methods.split(","):
-            compare(sides, tier, method, prompts, args)
+            if fault := compare(sides, tier, method, prompts, args):
+                worse.append(f"{tier}, {method}: {fault}")
         for side in sides:
             side.close()
+    if args.judge:
+        if worse:
+            sys.exit("\n".join(worse))
+        print("nothing is slower by more than the noise, and all ids are equal")
 
 
 def compare_passes(args: argparse.Namespace) -> None:
@@ -159,7 +169,8 @@ def compare_passes(args: argparse.Namespace) -> None:
             side.close()
 
 
-def compare(sides: list[Side], tier: str, method: str, prompts: list[str], args: argparse.Namespace) -> None:
+def compare(sides: list[Side], tier: str, method: str, prompts: list[str], args: argparse.Namespace) -> str | None:
+    """Prints a row; returns what is worse here, if anything is."""
     ratios, fastest, same = [], [0.0, 0.0], True
     for prompt in prompts:
         for side in sides:  # a first time, which neither is judged by
@@ -180,6 +191,23 @@ def compare(sides: list[Side], tier: str, method: str, prompts: list[str], args:
         f"| {'equal' if same else 'DIFFER'} |",
         flush=True,
     )
+    if not same:
+        return "token ids differ"
+    low, high = median_interval(ratios)
+    return f"slower, {median(ratios):.3f} ({low:.3f} to {high:.3f}) of the other's speed" if high < 1 else None
+
+
+def median_interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """Between which of the values their median lies with 95 %, whatever their distribution; fewer than 6 do not say."""
+    ordered, count = sorted(ratios), len(ratios)
+    outside = 0.5**count  # on one side, of all but `place` values
+    if outside > 0.025:
+        return 0.0, inf
+    place = 0
+    while outside + comb(count, place + 1) * 0.5**count <= 0.025:
+        place += 1
+        outside += comb(count, place) * 0.5**count
+    return ordered[place], ordered[-1 - place]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import statistics
 import sys
 from collections import defaultdict
@@ -31,6 +32,7 @@ KINDS = ("medusa", "eagle")
 POSITIONS = 3  # of n-alpha, as in the paper
 MEASURED = (*(f"accepted_{n}" for n in range(1, POSITIONS + 1)), "held_back_loss")
 OF_THE_GAME = ("discriminator_accuracy", "adversarial_held_back_loss")  # the latter: what lambda weighs
+HEAD = re.compile(r"\w+:head=(\S+/(medusa|eagle)-k(\d)(?:-adv([\d.]+)-([a-z-]+))?-s\d+)[+:]")
 CHAIN = "fixed:k=4"
 TREES = {"medusa": "tree=dynamic:budget=16+fixed:k=4", "eagle": "tree=4:budget=16+fixed:k=4"}
 
@@ -115,6 +117,16 @@ def table(args: argparse.Namespace) -> None:
             if not here:
                 sys.exit(f"{args.results} has no task {args.task}")
             print(f"\n{named(temperature)}, {here[0]['prompts']} prompts:\n\n{benchmarked(heads, here)}")
+
+
+def named_heads(rows: Sequence[Row]) -> dict[Kind, list[Path]]:
+    """The heads in results, by the names that their folders have from `train_all`."""
+    found = defaultdict(list)
+    for row in rows:
+        if match := HEAD.match(row["method"]):
+            folder, drafter, layers, weight, form = match.groups()
+            found[Kind(drafter, int(layers), float(weight or 0), form or "")].append(Path(folder))
+    return found
 
 
 def measured(kind: Kind, folders: Sequence[Path]) -> dict[int, dict[str, float]]:

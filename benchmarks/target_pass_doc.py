@@ -20,12 +20,12 @@ Cells = dict[tuple[str, int, int, int], float]  # (tier, batch, context, width) 
 
 def main() -> None:
     folder, document = map(Path, sys.argv[1:])
-    makers = {"widths": by_width, "contexts": by_context, "batches": by_batch, "memory": memory, "llama-cpp": llama_cpp}
     sections = []
-    for name, make in makers.items():
+    for name, make in MAKERS.items():
         if (path := folder / f"{name}.json").exists():
             found = json.loads(path.read_text())
-            sections.append(f"{make(found)}\n\n{about(found)}")
+            text = make(found).replace("\n\n|", f"\n\n<!-- figures: {folder} -->\n\n|", 1)  # see check_figures.py
+            sections.append(f"{text}\n\n{about(found)}")
     if not sections:
         raise SystemExit(f"there is nothing in {folder}")
     text = document.read_text().partition(f"\n{HEADING}\n")[0].rstrip()
@@ -118,6 +118,8 @@ def llama_cpp(found: dict[str, Any]) -> str:
     )
     return f"{note}\n\n{markdown([['', 'in all', 'behind the prompt'], *lines])}"
 
+
+MAKERS = {"widths": by_width, "contexts": by_context, "batches": by_batch, "memory": memory, "llama-cpp": llama_cpp}
 
 if __name__ == "__main__":
     main()

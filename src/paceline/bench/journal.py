@@ -17,6 +17,7 @@ from paceline.bench.methods import Generated
 from paceline.errors import OptionError, require
 
 CONFIG, RUNS, RESULTS, DIFFERENCES = "config.json", "runs.jsonl", "results.jsonl", "differences.jsonl"
+SAMPLES = "samples.jsonl"
 
 Key = tuple[str, float, tuple[str, ...], int]
 

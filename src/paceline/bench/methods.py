@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from paceline.bench.latency import Arrivals, Latency
 from paceline.decoding.stats import PHASES
@@ -41,6 +41,15 @@ BASELINES = Registry(
 )
 
 
+class DraftedTree(NamedTuple):
+    """A round's tree: its nodes' token ids, parents and sources (see `TokenTree`), and the accepted nodes."""
+
+    tokens: list[int]
+    parents: list[int]
+    sources: list[str]
+    path: list[int]
+
+
 @dataclass
 class Generated:
     """What one timed call gave.
@@ -53,6 +62,7 @@ class Generated:
         split: seconds by phase; what is in no round (prefill, joining and leaving) is in "other".
         latencies: of each prompt; None when unknown.
         timings: of each prompt, seconds by phase (`PHASES`) of each round.
+        trees: of each prompt, what was drafted in each round.
     """
 
     outputs: list[list[int]]
@@ -62,6 +72,7 @@ class Generated:
     split: dict[str, float] | None = None
     latencies: Sequence[Latency] | None = None
     timings: list[list[list[float]]] | None = None
+    trees: list[list[DraftedTree]] | None = None
 
 
 class Method(ABC):
@@ -91,8 +102,12 @@ class Paceline(Method):
         requests = self.llm.requests(prompts, **{**asdict(params), "seed": seed})
         for request in requests:
             request.text = None  # token ids are what is measured: transformers' generate writes no text either
+        trees: dict[int, list[DraftedTree]] = {id(request): [] for request in requests}
         for request in self.llm.engine.run(requests):
             arrivals.note(id(request), len(request.stats.sources))
+            if request.last:
+                tree, path = request.last
+                trees[id(request)].append(DraftedTree(tree.tokens, tree.parents, tree.sources, path))
         seconds = arrivals.seconds
         return Generated(
             [request.output for request in requests],
@@ -102,6 +117,7 @@ class Paceline(Method):
             split=_split(requests, seconds),
             latencies=[arrivals.latency(id(request), len(request.stats.sources)) for request in requests],
             timings=[[[round(r.seconds[phase], 7) for phase in PHASES] for r in x.stats.rounds] for x in requests],
+            trees=list(trees.values()),
         )
 
 

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, TypedDict
 
+import numpy as np
+from jaxtyping import Float
+
+from paceline.bench.intervals import ratio_interval
 from paceline.bench.latency import Latency
 from paceline.bench.methods import AR, HF
 from paceline.bench.suites import OVERALL
@@ -32,6 +36,7 @@ class ResultRow(TypedDict):
     seconds: float  # wall time of the calls, prefill included
     tokens_per_s: float
     speedup_ar: float | None  # seconds a token of `ar` / of this method, over the same prompts
+    speedup_ar_95: tuple[float, float] | None  # where it lies, with 95 %: see `ratio_interval`
     speedup_hf: float | None  # the same against transformers' `generate`
     ttft_s: float | None  # mean seconds from a call to the first tokens of a prompt
     tpot_ms: float | None  # milliseconds a token behind these, by a prompt's own clock
@@ -117,6 +122,8 @@ def results(
                     for name in {method, AR, HF} & set(methods)
                 }
                 row = _row(method, task, temperature, batch, chosen)
+                if AR in methods and method != AR:
+                    row["speedup_ar_95"] = ratio_interval(_pairs(here, method, task))
                 if temperature == 0 and AR in methods:
                     tie, wrong = (
                         sum(
@@ -127,6 +134,17 @@ def results(
                     row["identical"], row["tie"], row["wrong"] = row["prompts"] - tie - wrong, tie, wrong
                 rows.append(row)
     return rows
+
+
+def _pairs(runs: Sequence[Run], method: str, task: str) -> Float[np.ndarray, "prompts 4"]:
+    """Seconds and tokens of plain decoding and of the method, over the turns of each conversation or batch."""
+    found: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for run in runs:
+        if run.method in (AR, method) and task in (OVERALL, run.task):
+            sums = found.setdefault(tuple(run.ids), {}).setdefault(run.method, [0.0, 0.0])
+            sums[0] += run.seconds
+            sums[1] += sum(map(len, run.outputs))
+    return np.array([[*by_method[AR], *by_method[method]] for by_method in found.values()])
 
 
 def _row(method: str, task: str, temperature: float, batch: int, totals: dict[str, Totals]) -> ResultRow:
@@ -143,6 +161,7 @@ def _row(method: str, task: str, temperature: float, batch: int, totals: dict[st
         seconds=own.seconds,
         tokens_per_s=own.tokens / own.seconds,
         speedup_ar=ar.seconds_per_token / own.seconds_per_token if ar else None,
+        speedup_ar_95=None,
         speedup_hf=totals[HF].seconds_per_token / own.seconds_per_token if HF in totals else None,
         ttft_s=own.first_tokens,
         tpot_ms=1000 * own.decode_seconds if own.decode_seconds else None,

@@ -16,14 +16,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paceline.api import load
 from paceline.bench.exactness import Difference, diverge, measure_noise
-from paceline.bench.journal import DIFFERENCES, RESULTS, Journal, Key, Run, open_journal
+from paceline.bench.journal import DIFFERENCES, RESULTS, SAMPLES, Journal, Key, Run, open_journal
 from paceline.bench.machine import machine
 from paceline.bench.methods import AR, Method, build_method, is_baseline
 from paceline.bench.metrics import ResultRow, results
+from paceline.bench.report import write_report
+from paceline.bench.samples import SampleAnswer, sample
 from paceline.bench.suites import Prompt, batches, load_suite
 from paceline.bench.tracing import TRACE, write_trace
 from paceline.errors import ContextOverflow
 from paceline.profiling.trace import TracedText
+from paceline.targets.costs import stored_profile
 from paceline.targets.sources import load_model
 
 if TYPE_CHECKING:
@@ -48,7 +51,8 @@ class Summary:
 
 
 def run(config: BenchConfig) -> Summary:
-    """Measure, or finish measuring, what `config` says; writes `runs.jsonl` as it goes and `results.jsonl` at the end.
+    """Measure, or finish measuring, what `config` says; writes `runs.jsonl` as it goes, `results.jsonl`
+    and the report at the end.
 
     Methods take turns prompt by prompt (batch by batch), each time another one first, so that a machine that slows
     down or warms up is unfair to none. A run that was killed goes on where it was.
@@ -62,6 +66,7 @@ def run(config: BenchConfig) -> Summary:
         traced = config.trace and not (journal.folder / TRACE).exists()
         if traced or not journal.complete:
             _Bench(config, prompts, journal).run(traced)
+        write_report(journal.folder)
         return Summary(journal.folder, journal.read(RESULTS), journal.read(DIFFERENCES), journal.config)
 
 
@@ -95,6 +100,7 @@ class _Bench:
         self.batches = batches(prompts, config.batch)
         target = self.llm.target
         journal.note(tier=target.tier, dtype=str(target.compute_dtype).removeprefix("torch."), exact=target.exact)
+        journal.note(profile=stored_profile(target))
         self._check_fits(prompts)
 
     def run(self, traced: bool) -> None:
@@ -108,6 +114,7 @@ class _Bench:
         differences = list(self._differences())
         self.journal.write(DIFFERENCES, differences)
         runs = [self.journal.runs[item.key(name)] for item in self._items() for name in self.names]
+        self.journal.write(SAMPLES, self._samples())
         self.journal.write(RESULTS, results(runs, differences, self.names, self.config.batch))
         if traced:
             self._trace(runs)
@@ -139,6 +146,8 @@ class _Bench:
     def _call(self, method: Method, item: Item) -> Run:
         ids = self._encode(item)
         made = method.generate(ids, self.config.sampling(item.temperature), item.seed)
+        if not self._is_sample(item):
+            made.trees = None
         return Run(
             method=method.name,
             temperature=item.temperature,
@@ -246,6 +255,18 @@ class _Bench:
         if is_baseline(method):
             return 2 * noise["hf"]
         return 0.0 if self.llm.target.exact else 2 * noise["paceline"]
+
+    def _is_sample(self, item: Item) -> bool:
+        """Whether its trees are kept: a first turn of the first prompts of a task."""
+        firsts = {batch[0].task: batch for batch in reversed(self.batches)}
+        return item.turn == 0 and item.prompts is firsts[item.prompts[0].task]
+
+    def _samples(self) -> Iterator[SampleAnswer]:
+        for item in filter(self._is_sample, self._items()):
+            for name in self.names:
+                run = self.journal.runs[item.key(name)]
+                if run.trees is not None:
+                    yield sample(run, item.prompts[0].turns[0], self.llm.tokenizer)
 
     def _trace(self, runs: Sequence[Run]) -> None:
         texts = [

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.bench.methods import AR, is_baseline
+from paceline.bench.report import REPORT
 from paceline.bench.suites import OVERALL
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def print_summary(summary: Summary, console: Console | None = None, verbose: boo
             console.print(_table(rows))
     for line in _remarks(summary):
         console.print(line, highlight=False)
-    console.print(f"results: {escape(str(summary.out))}", highlight=False)
+    console.print(f"results: {escape(str(summary.out))}; as a page: {REPORT}", highlight=False)
 
 
 def _table(rows: list[ResultRow]) -> Table:

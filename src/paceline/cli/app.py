@@ -12,7 +12,21 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import bench, chat, export, generate, layer_skip, methods, profile, replay, rest, serve, trigram, tune
+from paceline.cli import (
+    bench,
+    chat,
+    export,
+    generate,
+    layer_skip,
+    methods,
+    profile,
+    replay,
+    report,
+    rest,
+    serve,
+    trigram,
+    tune,
+)
 from paceline.cli.train import app as train
 from paceline.errors import PacelineError
 from paceline.version import __version__
@@ -28,6 +42,7 @@ app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)
+app.command("report")(report.report)
 app.command("replay")(replay.replay)
 app.command("tune")(tune.tune)
 app.add_typer(layer_skip.app, name="layer-skip")

@@ -136,15 +136,24 @@ def stored_costs(target: Target) -> Costs | None:
 
 
 def stored_passes(target: Target) -> dict[int, dict[int, float]] | None:
-    """Median seconds of a pass by context and width, as in the saved profile of this target; None when there is none,
-    or with a warning one that is damaged or of another machine.
+    """Median seconds of a pass by context and width, as in the saved profile of this target; None as `stored_profile`
+    says.
+    """
+    profile = stored_profile(target)
+    return read_passes(profile) if profile else None
+
+
+def stored_profile(target: Target) -> dict[str, Any] | None:
+    """What `paceline profile` saved of this target; None when there is nothing, or with a warning what is damaged or
+    of another machine.
     """
     path = settings_path("profiles", target)
     try:
-        profile = json.loads(path.read_text(encoding="utf-8"))
+        profile: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if (machine := profile.get("machine", this_machine())) != this_machine():
             raise ValueError(f"it was measured on another machine, {machine}")
-        return read_passes(profile)
+        read_passes(profile)
+        return profile
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

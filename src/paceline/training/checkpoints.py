@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         return found[-1] if (found := self.all()) else None
+
+    def stored_settings(self) -> dict[str, Any]:
+        """Of the latest; nothing where there is none, or where it cannot be read."""
+        with suppress(OSError, SafetensorError, KeyError, ValueError, TypeError):
+            if path := self.latest():
+                with safe_open(path, "pt") as file:
+                    found: dict[str, Any] = json.loads(file.metadata()["settings"])
+                    return found
+        return {}
 
     def check_new(self) -> None:
         """Raises OptionError where a training was begun."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from paceline.errors import TrainingError, require
 from paceline.training.checkpoints import Checkpoints
+from paceline.training.curves import METRICS, write_curves
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -177,6 +178,8 @@ class Trainer:
             loss, *others = losses.items()
             logged = {"loss": loss[1], **{f"{name}_loss": value for name, value in others}, "lr": lr}
             self._note({"step": self.step, **logged, **(measured if due else {})})
+            if due and self.log:
+                write_curves(self.out)
             self.task.watch(losses)
             speed = tokens / (time.perf_counter() - started)
             report(Report(self.step, of, loss[1], speed, measured if due else None))
@@ -267,7 +270,7 @@ class Log:
     """`metrics.jsonl`, a line a step, and the same for TensorBoard where that is installed."""
 
     def __init__(self, out: Path, step: int) -> None:
-        self.path, self.board = out / "metrics.jsonl", None
+        self.path, self.board = out / METRICS, None
         out.mkdir(parents=True, exist_ok=True)
         before = [line for line in _complete(self.path) if json.loads(line)["step"] <= step] if step else []
         self.path.write_text("".join(before))
