@@ -432,7 +432,7 @@ def test_engine(
     made, how = make(drafter, target, drafter_model), {}
     if drafter in FIXED:
         # From one token they would hardly draft: here all have something to look up before the first.
-        how = {"prompt": REPEATS, "trials": 2400}
+        how = {"prompt": REPEATS, "trials": 1200}
         known = {token: [(token + 1 + rank) % TOKENS for rank in range(3)] for token in range(TOKENS)}
         monkeypatch.setattr(Recycling, "remember", lambda self, row: dict(known))
     p, accepted = engine_fit(target, made, POLICIES.parse(policy).build, verifier, **how)

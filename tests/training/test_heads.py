@@ -19,7 +19,7 @@ from helpers import one_thread  # noqa: F401
 from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
-from paceline.errors import CheckpointMismatch, DataError, OptionError
+from paceline.errors import CheckpointError, CheckpointMismatch, DataError, OptionError
 from paceline.targets.target import as_target
 from paceline.training.data.dataset import IGNORE
 from paceline.training.data.samples import UNKNOWN
@@ -74,6 +74,25 @@ def test_it_learns_and_fits_its_model(kind: str, tiny_model_dir: Path, tiny_data
     assert made.home.name == "k2"
     with pytest.raises(CheckpointMismatch):
         KINDS[kind][2].load(tmp_path, as_target(small_llama(seed=1).float()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_from_a_trained_head(kind: str, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """With that head's weights and vocabulary; one of another shape is refused."""
+    made = assembled(kind, tiny_model_dir, tiny_data, vocab=90)
+    with torch.no_grad():
+        for weight in made.task.head.parameters():
+            weight += 0.1
+    made.task.save(tmp_path / "before", {})
+    again = assembled(kind, tiny_model_dir, tiny_data, vocab=50, init=str(tmp_path / "before"))
+    before, after = (one.task.head.state_dict() for one in (made, again))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert again.settings["init"]
+    with pytest.raises(OptionError, match="the head to go on from has other layers"):
+        assembled(kind, tiny_model_dir, tiny_data, layers=2, init=str(tmp_path / "before"))
+    with pytest.raises(CheckpointError):
+        assembled(kind, tiny_model_dir, tiny_data, init=str(tmp_path / "nowhere"))
 
 
 def test_medusa_learns_its_own_position(tiny_model_dir: Path, tiny_data: Path) -> None:
