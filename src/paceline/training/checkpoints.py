@@ -93,5 +93,8 @@ class Checkpoints:
     def _check(self, settings: dict[str, Any]) -> None:
         mine = self.settings
         keys = {**mine, **settings}.keys() - {"keep"}
-        if differing := sorted(key.replace("_", "-") for key in keys if mine.get(key) != settings.get(key)):
-            raise OptionError(f"the training in {self.out} was begun with another {', '.join(differing)}")
+        # An option that the version before did not have yet is what is empty now.
+        differing = sorted(key for key in keys if (mine.get(key) or None) != (settings.get(key) or None))
+        if differing:
+            names = ", ".join(key.replace("_", "-") for key in differing)
+            raise OptionError(f"the training in {self.out} was begun with another {names}")
