@@ -42,19 +42,29 @@ OUTPUTS = ("o_proj", "dense")  # of the families' attention: what makes its outp
 Guess = Callable[[Tensor], Tensor]  # the token that a draft begins with, for each of the last positions of a text
 
 
-def eagle(folder: Path, target: Target) -> tuple[Any, Guess]:
+def load_eagle(folder: Path, target: Target) -> Any:
+    """An EAGLE head of either form that knows the target's matrices."""
     fused = (folder / "eagle3.json").exists()
     head: EagleHead | Eagle3Head = (Eagle3Head if fused else EagleHead).load(folder, target)
     head.embedding = embedding_rows(target, torch.arange(target.vocab_size))
     head.matrix = output_rows(target, head.tokens) if head.matrix is None else head.matrix
+    return head
+
+
+def eagle_states(head: Any, target: Target, ids: Tensor) -> Tensor:
+    """What the head reads of the target at every position of texts."""
+    span = Span(ids, np.zeros(1, dtype=np.int64))
+    if isinstance(head, Eagle3Head):
+        return torch.cat([hidden(target, span, tap) for tap in head.config.taps], -1)
+    return target.features(hidden(target, span, target.num_layers))
+
+
+def eagle(folder: Path, target: Target) -> tuple[Any, Guess]:
+    head = load_eagle(folder, target)
 
     def guess(ids: Tensor) -> Tensor:
         # At t the head reads the target's states there and token t + 1, and guesses token t + 2.
-        span = Span(ids, np.zeros(1, dtype=np.int64))
-        if isinstance(head, Eagle3Head):
-            read = torch.cat([hidden(target, span, tap) for tap in head.config.taps], -1)
-        else:
-            read = target.features(hidden(target, span, target.num_layers))
+        read = eagle_states(head, target, ids)
         return chosen(head, head.outputs(head(read[:, :-1], ids[:, 1:]))[0])
 
     return head, guess
