@@ -25,7 +25,7 @@ class Recycling(TreeDrafter):
     Args:
         budget: most nodes of the tree; "auto": as many as pay on this machine.
         top: successors kept a token (the paper's k = 8).
-        decay: how much less likely each next rank is than the one before.
+        decay: how likely each next rank is, relative to the one before.
         share: "process": all requests fill and follow one matrix, of at most a row for each token of the vocabulary.
             The speed of one request then tells about the text of others. "request": each starts with none.
     """
