@@ -76,7 +76,7 @@ def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: S
     tokens, parents = arena.drawn
     arrays = (arena.nodes, arena.heap, arena.context, tokens, parents, arena.scores)
     memory = CArena(*(array.ctypes.data for array in arrays))
-    how = CPlan(*(getattr(plan, name) for name, _ in CPlan._fields_))
+    how = CPlan(**plan._asdict())
     read = _ngrams(ngrams.tables, place_of(ngrams.own), place_of(ngrams.shared), ngrams.rule)
     grown: int = library().paceline_ngrams_grow(
         byref(read), byref(how), byref(memory), tail.ctypes.data, random.ctypes.data
@@ -107,7 +107,7 @@ def _ngrams(tables: tuple[Table, ...], own: tuple[int, ...], shared: tuple[int, 
         PROBABILITIES.ctypes.data,
         CCounts(*own),
         CCounts(*shared),
-        CRule(*(getattr(rule, name) for name, _ in CRule._fields_)),
+        CRule(**rule._asdict()),
     )
 
 
