@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.drafters.trigram.matrix import Matrix, Table, dtypes, encode, no_matrix, token_bits
-from paceline.drafters.trigram.mixture import LEAST, WIDTH, Ngrams, Rule, successors
+from paceline.drafters.trigram.mixture import successors
 from paceline.drafters.trigram.overlay import Overlay
+from paceline.drafters.trigram.structures import LEAST, WIDTH, Ngrams, Rule
 
 Rows = dict[tuple[int, ...], dict[int, float]]  # context -> successor -> probability or count
 

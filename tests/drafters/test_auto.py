@@ -156,12 +156,12 @@ def test_a_datastore_where_there_is_one(
     target = as_target(small_llama())
     assert datastore(target) == []
     monkeypatch.setattr("paceline.drafters.auto.datastore_folder", lambda name: tmp_path)
-    monkeypatch.setattr("paceline.drafters.auto.Rest", lambda target: Suffix(target))
+    monkeypatch.setattr("paceline.drafters.rest.drafter.Rest", lambda target: Suffix(target))
     assert [type(part) for part in datastore(target)] == [Suffix]
 
     def damaged(target: Target) -> Drafter:
         raise IntegrityError("the datastore is damaged")
 
-    monkeypatch.setattr("paceline.drafters.auto.Rest", damaged)
+    monkeypatch.setattr("paceline.drafters.rest.drafter.Rest", damaged)
     assert datastore(target) == []
     assert "the datastore is damaged" in caplog.text

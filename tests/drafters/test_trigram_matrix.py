@@ -23,8 +23,8 @@ from paceline.drafters.trigram.matrix import (
     matrix_folder,
     no_matrix,
 )
-from paceline.drafters.trigram.mixture import WIDTH, Ngrams, Rule, successors
-from paceline.drafters.trigram.overlay import empty_counts
+from paceline.drafters.trigram.mixture import successors
+from paceline.drafters.trigram.structures import WIDTH, Ngrams, Rule, empty_counts
 from paceline.drafting.corpus.tokenized import tokenizer_of
 from paceline.errors import IntegrityError, TokenizerMismatch
 from paceline.targets.tokenizers import fingerprint

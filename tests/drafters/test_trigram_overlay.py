@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.ngrams import Rows, counts_of, following, matrix_of, ngrams_of
-from paceline.drafters.trigram.overlay import CONTEXTS, ENTRIES, Overlay
+from paceline.drafters.trigram.overlay import Overlay
+from paceline.drafters.trigram.structures import CONTEXTS, ENTRIES
 
 tokens = st.integers(0, 7)
 

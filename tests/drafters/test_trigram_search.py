@@ -14,9 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.ngrams import Rows, counts_of, following, matrix_of, mixed, ngrams_of
-from paceline.drafters.trigram.mixture import LEAST, Ngrams
 from paceline.drafters.trigram.overlay import Overlay
-from paceline.drafters.trigram.search import BY_LEVEL, BY_PATH, BY_VALUE, BY_VISITS, Plan, grow, new_arena
+from paceline.drafters.trigram.search import grow
+from paceline.drafters.trigram.structures import (
+    BY_LEVEL,
+    BY_PATH,
+    BY_VALUE,
+    BY_VISITS,
+    LEAST,
+    Ngrams,
+    Plan,
+    new_arena,
+)
 
 VOCAB = 12
 tokens = st.integers(0, VOCAB - 1)

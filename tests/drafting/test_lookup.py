@@ -16,7 +16,7 @@ from paceline.drafters.trigram.drafter import Trigram
 from paceline.drafting.lookup import Candidates, DraftSource, MergedLookup, chain, united
 from paceline.drafting.tree import TokenTree
 
-TARGET = SimpleNamespace(device=torch.device("cpu"), vocab_size=64, tokenizer=None, name="none")
+TARGET = SimpleNamespace(tier="none", device=torch.device("cpu"), vocab_size=64, tokenizer=None, name="none")
 
 
 @st.composite

@@ -23,7 +23,7 @@ from paceline.integrations.vllm.rounds import Rounds
 from paceline.integrations.vllm.rows import KEPT, ContentRows, NamedRows
 from paceline.integrations.vllm.settings import VLLMSettings, check_version, source_of
 
-OWNER = SimpleNamespace(name="none", tokenizer=None, vocab_size=64, device=torch.device("cpu"))
+OWNER = SimpleNamespace(name="none", tier="vllm", tokenizer=None, vocab_size=64, device=torch.device("cpu"))
 FIXED = "suffix:budget=8+fixed:k=8"
 
 

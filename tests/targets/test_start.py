@@ -188,7 +188,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
         kept._object("os:system", {})
 
 
-@pytest.mark.parametrize("kind", ["help", "prompt-lookup", "eagle"])
+@pytest.mark.parametrize("kind", ["help", "auto", "eagle"])
 def test_imports(kind: str, folder: str, tmp_path: Path) -> None:
     load(folder)
     drafter = kind

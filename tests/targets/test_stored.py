@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.errors import IntegrityError, NativeUnavailable
-from paceline.targets import load_target, make_target, tiers
+from paceline.targets import load_target, make_target, native, store, tiers
 from paceline.targets.identity import probe_features
 from paceline.targets.native import NativeTarget, available, build, start, stored
 from paceline.targets.native.blocks import BlockMatrix
@@ -114,3 +114,28 @@ def test_a_file_that_lacks_weights(tmp_path: Path) -> None:
     source.gguf.write_bytes(b"GGUF")
     with pytest.raises(IntegrityError, match="cannot be read"):
         stored.load(source.location, source.gguf)
+
+
+def test_a_cache_that_can_only_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the file's small entry and no library in it: the torch tier, by weights of this process's own."""
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    folder = Path(resolve(str(file), progress=False, weights=False).location)
+    before = {path: path.stat().st_mtime_ns for path in folder.parent.iterdir()}
+
+    def unavailable() -> None:
+        raise NativeUnavailable("the native tier cannot be built: read-only file system")
+
+    monkeypatch.setattr(store.os, "access", lambda *_: False)
+    monkeypatch.setattr(native, "instruction_set", unavailable)
+    target = load_target(str(file), progress=False)
+    assert target.tier == "torch"
+    assert store.entry_name(target.name) == folder.name
+    assert [record.message for record in caplog.records] == [
+        f"{folder.parent} cannot be written to: preparing {folder.name} for this run alone.",
+        "the native tier cannot be built: read-only file system; going on with the torch tier",
+    ]
+    assert resolve(str(file), progress=False).location == target.name  # made once
+    assert {path: path.stat().st_mtime_ns for path in folder.parent.iterdir()} == before

@@ -10,7 +10,6 @@ from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.merge import Merge
 from paceline.drafters.recycling import Recycling
 from paceline.drafters.rest.datastore import datastore_folder
-from paceline.drafters.rest.drafter import Rest
 from paceline.drafters.suffix import Suffix
 from paceline.drafters.trigram.drafter import Trigram
 from paceline.drafting.base import Drafter
@@ -68,6 +67,8 @@ def datastore(target: Target) -> list[Drafter]:
     """What drafts from the user's datastore for this model, if there is one that fits."""
     if not datastore_folder(target.name).is_dir():
         return []
+    from paceline.drafters.rest.drafter import Rest  # numba takes a second to import
+
     try:
         return [Rest(target)]
     except PacelineError as error:

@@ -7,12 +7,14 @@ hashes of small files and of those written to since (about 1 s a GB); `full` has
 again.
 """
 
+import atexit
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +31,8 @@ _SMALL = 16 << 20  # bytes; tokenizer and configs are below, weights above
 
 Build = Callable[[Path, Path | None], dict[str, Any]]
 
+_aside: dict[Path, Path] = {}  # entries of a cache that cannot be written to, and what this process has made instead
+
 log = logging.getLogger("paceline")
 
 
@@ -40,7 +44,7 @@ def root() -> Path:
 def entry_name(location: str) -> str:
     """A model's folder or hub id as a file name; for a named model its entry in the cache, which pins the weights."""
     folder = Path(location)
-    if folder.parent == root() / "models":
+    if folder.parent == root() / "models" or folder in _aside.values():
         return folder.name
     return re.sub(r"[^\w.-]+", "--", location.strip("/"))
 
@@ -54,11 +58,14 @@ def entry(key: str, build: Build, *, verify: bool = False, holding: str = "") ->
     """The complete folder of `key`, built now if it is absent or damaged, or has no file whose name ends in `holding`.
 
     `build(work, replaced)` writes the files into the folder `work` and returns facts for the manifest; `replaced` is
-    the folder about to be replaced, if any, for what can be saved from it.
+    the folder about to be replaced, if any, for what can be saved from it. Where that cannot be replaced, because the
+    cache can only be read, the folder is made for this process alone.
     """
     folder = root() / "models" / key
     if folder.is_dir() and fault(folder, full=verify, holding=holding) is None:
         return folder
+    if folder.is_dir() and not os.access(folder.parent, os.W_OK):
+        return _made_aside(folder, build)
     with disk_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / f".{key}.lock", key):
@@ -139,6 +146,20 @@ def _replace(folder: Path, build: Build) -> None:
     finally:
         for leftover in (work, old):
             _remove(leftover)
+
+
+def _made_aside(folder: Path, build: Build) -> Path:
+    """Build into a folder that goes when the process does."""
+    if folder not in _aside:
+        log.warning("%s cannot be written to: preparing %s for this run alone.", folder.parent, folder.name)
+        temporary = Path(tempfile.mkdtemp(prefix="paceline-"))
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        work = temporary / folder.name
+        with disk_errors(temporary):
+            work.mkdir()
+            build(work, folder)
+        _aside[folder] = work
+    return _aside[folder]
 
 
 def _remove(folder: Path) -> None:

@@ -12,19 +12,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Integer
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from transformers import PreTrainedTokenizerBase
 
 from paceline.drafting.corpus.tokenized import PROVENANCE, Corpus, CorpusSource, tokenizer_of, workplace
 from paceline.errors import CorpusError, IntegrityError, OptionError, TokenizerMismatch, require
 from paceline.targets import store
 from paceline.targets.progress import Stage, bars
 from paceline.targets.tokenizers import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FILE = "datastore.safetensors"
 FORMAT = "paceline-datastore-1"

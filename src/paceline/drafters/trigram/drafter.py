@@ -7,8 +7,7 @@ from pathlib import Path
 
 from paceline.drafters.trigram.lookup import TrigramLookup
 from paceline.drafters.trigram.matrix import FILE, ORDERS, Matrix, load_matrix, matrix_folder, no_matrix, token_bits
-from paceline.drafters.trigram.mixture import Rule
-from paceline.drafters.trigram.search import BY_LEVEL, BY_PATH, BY_VALUE, BY_VISITS, Plan
+from paceline.drafters.trigram.structures import BY_LEVEL, BY_PATH, BY_VALUE, BY_VISITS, Plan, Rule
 from paceline.drafting.tree_drafter import LookupDrafter, max_candidates
 from paceline.errors import ModelError, require
 from paceline.targets.target import Target
@@ -91,7 +90,10 @@ class Trigram(LookupDrafter):
         turns, nodes = iterations if search == "mcts" else 0, max_candidates(budget, target)
         self.plan = Plan(turns, c1, c2, depth, candidates, nodes, 0.0, ranked, literal)
         rule = Rule(order, token_bits(found.vocab), literal, increment, max_prob, 1.0)
-        lookup = TrigramLookup(found, rule, self.plan, adapt=adapt, window=window, shared=shared, seed=seed)
+        native = target.tier == "native"
+        lookup = TrigramLookup(
+            found, rule, self.plan, adapt=adapt, window=window, shared=shared, seed=seed, native=native
+        )
         super().__init__(target, budget, lookup)
 
     def max_nodes(self, depth: int) -> int:

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.drafters.trigram.many import follow_all, places
+from paceline.drafters.trigram.kernels import kernels
 from paceline.drafters.trigram.matrix import Matrix
-from paceline.drafters.trigram.mixture import Ngrams, Rule
-from paceline.drafters.trigram.overlay import Overlay
-from paceline.drafters.trigram.search import Plan, grow, new_arena
+from paceline.drafters.trigram.overlay import Overlay, places
+from paceline.drafters.trigram.structures import Ngrams, Plan, Rule, new_arena
 from paceline.drafting.lookup import Candidates, DraftSource, chain
 
 log = logging.getLogger("paceline")
@@ -34,19 +33,31 @@ class TrigramLookup(DraftSource):
         matrix: n-grams of a corpus.
         rule: how they and the text's own are read.
         plan: what to search for.
+        native: search in the native tier's library, which must be there, instead of by numba.
     """
 
     source = "trigram"
 
     def __init__(
-        self, matrix: Matrix, rule: Rule, plan: Plan, *, adapt: str, window: int, shared: float, seed: int
+        self,
+        matrix: Matrix,
+        rule: Rule,
+        plan: Plan,
+        *,
+        adapt: str,
+        window: int,
+        shared: float,
+        seed: int,
+        native: bool = False,
     ) -> None:
+        self._compiled = kernels(native)
         self.tables, self.rule, self.plan = matrix.tables[matrix.order - rule.order :], rule, plan
-        self.shared = Overlay(rule.order, half_life=shared or 1.0)
+        self.shared = Overlay(rule.order, half_life=shared or 1.0, compiled=self._compiled)
         self.shares, self.adapt, self.window, self.seed = shared > 0, adapt, window, seed
         self.arena = new_arena(rule.order, plan.iterations, plan.nodes)
         self.chains = False
-        self._compile()
+        if not native:
+            self._compile()
 
     def to_chains(self) -> None:
         self.chains = True
@@ -54,7 +65,7 @@ class TrigramLookup(DraftSource):
 
     def begin(self, ids: Sequence[int]) -> Memory:
         order = self.rule.order
-        overlay = Overlay(order, shortest=order if self.rule.literal else 2)
+        overlay = Overlay(order, shortest=order if self.rule.literal else 2, compiled=self._compiled)
         memory = Memory(overlay, self.seed, skip=0 if self.adapt == "prompt" else len(ids))
         self._adapt(ids, memory)
         return memory
@@ -66,7 +77,7 @@ class TrigramLookup(DraftSource):
             depth=min(depth, self.plan.depth), nodes=min(most, self.plan.nodes), min_score=min_score
         )
         tail = np.array(self._tail(ids), np.int64)
-        drawn = grow(self._ngrams(memory.overlay), tail, plan, self.arena, memory.random)
+        drawn = self._compiled.grow(self._ngrams(memory.overlay), tail, plan, self.arena, memory.random)
         tokens, parents = self.arena.drawn[:, :drawn].tolist()
         return Candidates(tokens, parents, self.arena.scores[:drawn].tolist(), [self.source] * drawn)
 
@@ -80,7 +91,7 @@ class TrigramLookup(DraftSource):
         contexts = np.array([self._tail(ids) for ids in texts], np.int64)
         counts = places([memory.overlay for memory in memories])
         rule = self.rule._replace(shared_scale=self.shared.scale)
-        follow_all(self.tables, self.shared.counts, rule, counts, contexts, tokens, scores, sizes)
+        self._compiled.follow_all(self.tables, self.shared.counts, rule, counts, contexts, tokens, scores, sizes)
         rows = zip(tokens.tolist(), scores.tolist(), sizes.tolist(), strict=True)
         return [chain(row[:size], score[:size], self.source) for row, score, size in rows]
 
@@ -111,6 +122,6 @@ class TrigramLookup(DraftSource):
         overlay = Overlay(self.rule.order)
         overlay.learn([0, 0], 0)
         tail = np.zeros(self.rule.order - 1, np.int64)
-        grow(self._ngrams(overlay), tail, self.plan, self.arena, np.zeros(1, np.uint64))
+        self._compiled.grow(self._ngrams(overlay), tail, self.plan, self.arena, np.zeros(1, np.uint64))
         if (seconds := time.perf_counter() - started) > 3:
             log.info("trigram: compiled the search in %.0f s; from now on it comes from numba's cache", seconds)

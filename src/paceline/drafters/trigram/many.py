@@ -4,7 +4,6 @@ the time of a call from Python would go into handing over the arrays that all of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from numba.extending import intrinsic
 
 from paceline.compiled import compiled
 from paceline.drafters.trigram.matrix import Table
-from paceline.drafters.trigram.mixture import WIDTH, Ngrams, Rule, successors
-from paceline.drafters.trigram.overlay import ENTRY, SLOT, Counts, Overlay
+from paceline.drafters.trigram.mixture import successors
+from paceline.drafters.trigram.structures import ENTRY, SLOT, WIDTH, Counts, Ngrams, Rule
 
 
 def _to_pointer(_typing: Any, _address: Any) -> Any:
@@ -28,11 +27,6 @@ def _to_pointer(_typing: Any, _address: Any) -> Any:
 
 
 _pointer: Any = intrinsic(_to_pointer)  # address -> pointer
-
-
-def places(overlays: Sequence[Overlay]) -> Integer[np.ndarray, "texts 5"]:
-    """Where the arrays of their counts lie in memory, and the sizes of the first two."""
-    return np.array([overlay.place for overlay in overlays], np.int64).reshape(len(overlays), 5)
 
 
 @compiled
@@ -49,7 +43,7 @@ def follow_all(
     """Behind each context the likeliest token, again and again: the best-first search's draft of a single path.
 
     Args:
-        counts: as `places` gives them; the overlays must be alive.
+        counts: as `overlay.places` gives them; the overlays must be alive.
         contexts: the last tokens of each text, -1 where there are fewer; overwritten.
         tokens, scores: of each draft: the tokens, and the probability of the path up to each.
         sizes: how many there are.

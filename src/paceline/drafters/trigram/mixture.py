@@ -8,39 +8,15 @@ for the successor and T / (C + T) for whatever it has not seen - and the matrix 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from jaxtyping import Integer
 
 from paceline.compiled import compiled, int64
+from paceline.drafters.trigram.counts import SEED, find, step
 from paceline.drafters.trigram.matrix import PROBABILITIES, Table
-from paceline.drafters.trigram.overlay import SEED, Counts, find, step
-
-WIDTH = 32  # most successors of a context that are looked at
-LEAST = 0.002  # stop looking for less than this probability
+from paceline.drafters.trigram.structures import LEAST, WIDTH, Counts, Ngrams
 
 _P = PROBABILITIES
-
-
-class Rule(NamedTuple):
-    """How the sources are read."""
-
-    order: int  # n
-    bits: int  # of a token in the matrix's keys
-    literal: bool  # the paper's form: `_literal`
-    increment: float  # of Algorithm 2, literal only
-    max_prob: float
-    shared_scale: float  # see `Overlay.scale`
-
-
-class Ngrams(NamedTuple):
-    """Everything one request's drafts come from."""
-
-    tables: tuple[Table, ...]  # of order n, n - 1, ..., 2
-    own: Counts
-    shared: Counts
-    rule: Rule
 
 
 @compiled

@@ -7,74 +7,14 @@ always the beginning of a larger one.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Integer
 
 from paceline.compiled import compiled, int64
-from paceline.drafters.trigram.mixture import WIDTH, Ngrams, successors
-
-BY_PATH, BY_LEVEL, BY_VISITS, BY_VALUE = range(4)  # how nodes are ranked
-
-
-class Plan(NamedTuple):
-    """What to search for."""
-
-    iterations: int  # of MCTS; 0: best-first growth alone
-    c1: float  # C1 and C2 of eq. 3
-    c2: float
-    depth: int
-    candidates: int  # most continuations, that is, leaves of the draft
-    nodes: int  # most nodes of the draft
-    min_score: float  # probability of a path below which it is left out of the draft
-    rank: int  # BY_...
-    literal: bool
-
-
-NODE = np.dtype(
-    [
-        ("token", np.int32),
-        ("parent", np.int32),
-        ("depth", np.int32),
-        ("first", np.int32),  # of its children, which stand side by side
-        ("width", np.int32),  # how many children; -1: not looked up yet
-        ("prior", np.float32),  # P(s, a)
-        ("path", np.float32),  # product of the priors from the root
-        ("visits", np.int32),  # N(s, a)
-        ("value", np.float32),  # sum of rewards W(s, a); Q = W / N
-        ("place", np.int32),  # in the draft
-        ("extended", np.int32),  # whether the draft goes on behind it
-    ],
-    align=True,
-)
-WAITING = np.dtype([("node", np.int32), ("worth", np.float32)], align=True)
-
-
-class SearchArena(NamedTuple):
-    """Memory of a search, used again and again."""
-
-    nodes: np.ndarray  # of NODE; node 0 is the root
-    heap: np.ndarray  # of WAITING: nodes that may be drawn next, the best on top
-    context: Integer[np.ndarray, " n-1"]
-    tokens: Integer[np.ndarray, " WIDTH"]  # what `successors` gives
-    probs: Float[np.ndarray, " WIDTH"]
-    drawn: Integer[np.ndarray, "2 draft"]  # the draft: token and parent of each node, the root (0) left out
-    scores: Float[np.ndarray, " draft"]  # and the probability of its path
-
-
-def new_arena(order: int, iterations: int, nodes: int) -> SearchArena:
-    """Memory for `iterations` and a draft of at most `nodes`: each can add the children of one node."""
-    size = 1 + WIDTH * (iterations + nodes + 1)
-    return SearchArena(
-        np.zeros(size, NODE),
-        np.zeros(size, WAITING),
-        np.zeros(order - 1, np.int64),
-        np.zeros(WIDTH, np.int64),
-        np.zeros(WIDTH, np.float64),
-        np.zeros((2, nodes), np.int64),
-        np.zeros(nodes, np.float64),
-    )
+from paceline.drafters.trigram.mixture import successors
+from paceline.drafters.trigram.structures import BY_LEVEL, BY_VALUE, BY_VISITS, Ngrams, Plan, SearchArena
 
 
 @compiled

@@ -9,12 +9,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from paceline.errors import CorpusError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PIECE = 1 << 16  # characters of plain text at a time
 

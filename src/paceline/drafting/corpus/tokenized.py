@@ -12,14 +12,13 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
 from jaxtyping import Float, Integer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from transformers import PreTrainedTokenizerBase
 
 from paceline.drafting.corpus.texts import Chat, chat_format, texts
 from paceline.errors import CorpusError, DiskFull, ModelError, TokenizerMismatch, first_line, require
@@ -29,6 +28,9 @@ from paceline.targets.progress import Stage
 from paceline.targets.sources import ModelSource, resolve
 from paceline.targets.store import sha256
 from paceline.targets.tokenizers import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PROVENANCE = "provenance.json"
 BUILDING, LOCK = ".building-", ".lock"  # folders of builds that are going on, and what each holds in its own

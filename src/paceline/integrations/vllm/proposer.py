@@ -89,5 +89,9 @@ def _owner(model: Any) -> Any:
     except Exception:  # no drafter needs one, except to see that a corpus was cut into the same tokens
         tokenizer = None
     return SimpleNamespace(
-        name=model.model, tokenizer=tokenizer, vocab_size=model.get_vocab_size(), device=torch.device("cpu")
+        name=model.model,
+        tier="vllm",
+        tokenizer=tokenizer,
+        vocab_size=model.get_vocab_size(),
+        device=torch.device("cpu"),
     )

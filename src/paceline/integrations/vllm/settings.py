@@ -73,7 +73,7 @@ def source_of(method: str, owner: Any) -> ProposalSource:
     """The source of a method's drafts.
 
     Args:
-        owner: stands for the target: `name`, `tokenizer`, `vocab_size`, `device`.
+        owner: stands for the target: `name`, `tier`, `tokenizer`, `vocab_size`, `device`.
 
     Raises:
         OptionError: the method is unknown, or its drafter needs more than token ids.

@@ -177,18 +177,23 @@ def _remembered(path: Path, reason: str) -> NativeUnavailable:
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    long, double = ctypes.c_int64, ctypes.c_double
     for name, result, *arguments in (
         ("paceline_has_isa", ctypes.c_bool, text),
         ("paceline_choose_isa", ctypes.c_bool, text),
         ("paceline_chosen_isa", text),
         ("paceline_packed_bytes", ctypes.c_size_t, pointer),
-        ("paceline_pack", None, pointer, pointer, ctypes.c_int64, pointer, integer, pointer),
+        ("paceline_pack", None, pointer, pointer, long, pointer, integer, pointer),
         ("paceline_workspace", ctypes.c_size_t, pointer, pointer),
         ("paceline_rows", ctypes.c_bool, pointer, pointer, integer, pointer),
         ("paceline_layers", None, pointer, pointer, integer, integer, pointer, pointer),
         ("paceline_head", None, pointer, pointer, integer, integer, pointer, pointer),
-        ("paceline_peak", ctypes.c_double, integer, ctypes.c_bool),
-        ("paceline_bandwidth", ctypes.c_double, pointer, ctypes.c_int64, integer),
+        ("paceline_peak", double, integer, ctypes.c_bool),
+        ("paceline_bandwidth", double, pointer, long, integer),
+        ("paceline_ngrams_learn", None, pointer, pointer, long, long, integer, integer, double),
+        ("paceline_ngrams_rebuild", None, pointer, pointer, double, double),
+        ("paceline_ngrams_grow", integer, pointer, pointer, pointer, pointer, pointer),
+        ("paceline_ngrams_follow", None, pointer, pointer, pointer, long, long, pointer, pointer, pointer),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -23,10 +23,10 @@ KERNELS = (
     *("roofline.cpp", "pass.cpp", "experts.cpp", "rows.cpp"),
     *("gemm.cpp", "attention.cpp", "bfloat16.cpp", "formats.cpp", "formats_k.cpp"),
 )
-COMMON = "library.cpp"
+COMMON = ("library.cpp", "ngrams.cpp", "search.cpp")
 HEADERS = (
     *("native.h", "kernels.h", "vectors.h", "team.h", "attention.h", "activations.h", "bfloat16.h"),
-    *("formats.h", "kernel.h", "tiles.h", "storage.h", "storage_k.h", "digits.h"),
+    *("formats.h", "kernel.h", "tiles.h", "storage.h", "storage_k.h", "digits.h", "ngrams.h"),
 )
 # No contraction: a product and a sum are fused where the source says so and nowhere else (see native.h).
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
@@ -58,7 +58,7 @@ def instruction_sets() -> dict[str, tuple[str, ...]]:
 def source_key() -> str:
     """Of all that the library is made of. Not of the processor: it has code for each, and chooses when it is loaded."""
     parts = [*FLAGS, platform.machine(), str(instruction_sets())]
-    parts += [(SOURCES / name).read_text() for name in (*KERNELS, COMMON, *HEADERS)]
+    parts += [(SOURCES / name).read_text() for name in (*KERNELS, *COMMON, *HEADERS)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
@@ -77,7 +77,7 @@ def compile_library(compiler: str, path: Path, stage: Stage) -> None:
     listed = "".join(f"ISA({name})" for name in sets)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as work:
         # The linker keeps the first copy of an inline function of the standard library: it must run anywhere.
-        commands = {f"{work}/library.o": _command(compiler, COMMON, f"-DPACELINE_ISAS={listed}")}
+        commands = {f"{work}/{source}.o": _command(compiler, source, f"-DPACELINE_ISAS={listed}") for source in COMMON}
         for name, flags in sets.items():
             for source in KERNELS:
                 commands[f"{work}/{source}.{name}.o"] = _command(compiler, source, *flags, f"-DPACELINE_ISA={name}")

@@ -5,8 +5,8 @@
 // whatever the instruction set: that is what makes speculative decoding bit-for-bit plain decoding. Contraction is
 // off; `fma` (vectors.h) and bfloat16.cpp's products are the only fused operations.
 //
-// All sources but library.cpp are compiled once for each instruction set, with PACELINE_ISA as the namespace of what
-// they define; library.cpp chooses among them when the library is loaded.
+// All sources but library.cpp, ngrams.cpp and search.cpp are compiled once for each instruction set, with PACELINE_ISA
+// as the namespace of what they define; library.cpp chooses among them when the library is loaded.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,57 @@
+"""The compiled parts of the search: numba's, or those in the native tier's library. Bit for bit the same drafts."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from paceline.drafters.trigram.matrix import Table
+from paceline.drafters.trigram.structures import Counts, Ngrams, Plan, Rule, SearchArena
+
+
+class Kernels(Protocol):
+    """See `trigram.counts`, `trigram.search` and `trigram.many`, which numba compiles."""
+
+    def learn(
+        self, counts: Counts, ids: np.ndarray, start: int, shortest: int, longest: int, weight: float
+    ) -> None: ...
+
+    def rebuild(self, old: Counts, new: Counts, factor: float, least: float) -> None: ...
+
+    def grow(
+        self,
+        ngrams: Ngrams,
+        tail: Integer[np.ndarray, " n-1"],
+        plan: Plan,
+        arena: SearchArena,
+        random: np.ndarray,
+    ) -> int: ...
+
+    def follow_all(
+        self,
+        tables: tuple[Table, ...],
+        shared: Counts,
+        rule: Rule,
+        counts: Integer[np.ndarray, "texts 5"],
+        contexts: Integer[np.ndarray, "texts n-1"],
+        tokens: Integer[np.ndarray, "texts depth"],
+        scores: Float[np.ndarray, "texts depth"],
+        sizes: Integer[np.ndarray, " texts"],
+    ) -> None: ...
+
+
+def kernels(native: bool = False) -> Kernels:
+    """Those of the native tier's library, or numba's.
+
+    Raises:
+        NativeUnavailable: the library cannot be built here.
+    """
+    if native:
+        from paceline.drafters.trigram import native as library
+
+        return library
+    from paceline.drafters.trigram import jit  # numba takes a second to import, and to read its cache
+
+    return jit

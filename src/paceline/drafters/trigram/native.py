@@ -1,0 +1,116 @@
+"""The compiled parts of the search in the native tier's library. The structures mirror ngrams.h and search.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_double, c_int32, c_int64, c_void_p
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from paceline.drafters.trigram.matrix import PROBABILITIES, Table
+from paceline.drafters.trigram.structures import place_of
+from paceline.targets.native.build import library
+
+if TYPE_CHECKING:
+    from paceline.drafters.trigram.structures import Counts, Ngrams, Plan, Rule, SearchArena
+
+
+class CCounts(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("slots", "entries", "used")),
+        ("slot_count", c_int64),
+        ("room", c_int64),
+    )
+
+
+class CTable(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in Table._fields),
+        ("vocabulary", c_int64),
+        ("key_bytes", c_int32),
+        ("token_bytes", c_int32),
+    )
+
+
+class CRule(ctypes.Structure):
+    _fields_ = (
+        *((name, c_double) for name in ("increment", "max_prob", "shared_scale")),
+        *((name, c_int32) for name in ("order", "bits", "literal")),
+    )
+
+
+class CNgrams(ctypes.Structure):
+    _fields_ = (
+        ("tables", ctypes.POINTER(CTable)),
+        ("probabilities", c_void_p),
+        ("own", CCounts),
+        ("shared", CCounts),
+        ("rule", CRule),
+    )
+
+
+class CPlan(ctypes.Structure):
+    _fields_ = (
+        *((name, c_double) for name in ("c1", "c2", "min_score")),
+        *((name, c_int32) for name in ("iterations", "depth", "candidates", "nodes", "rank", "literal")),
+    )
+
+
+class CArena(ctypes.Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("nodes", "heap", "context", "tokens", "parents", "scores"))
+
+
+def learn(counts: Counts, ids: np.ndarray, start: int, shortest: int, longest: int, weight: float) -> None:
+    call = library().paceline_ngrams_learn
+    call(byref(CCounts(*place_of(counts))), ids.ctypes.data, ids.size, start, shortest, longest, weight)
+
+
+def rebuild(old: Counts, new: Counts, factor: float, least: float) -> None:
+    before, after = CCounts(*place_of(old)), CCounts(*place_of(new))
+    library().paceline_ngrams_rebuild(byref(before), byref(after), factor, least)
+
+
+def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: SearchArena, random: np.ndarray) -> int:
+    tokens, parents = arena.drawn
+    arrays = (arena.nodes, arena.heap, arena.context, tokens, parents, arena.scores)
+    memory = CArena(*(array.ctypes.data for array in arrays))
+    how = CPlan(**plan._asdict())
+    read = _ngrams(ngrams.tables, place_of(ngrams.own), place_of(ngrams.shared), ngrams.rule)
+    grown: int = library().paceline_ngrams_grow(
+        byref(read), byref(how), byref(memory), tail.ctypes.data, random.ctypes.data
+    )
+    return grown
+
+
+def follow_all(
+    tables: tuple[Table, ...],
+    shared: Counts,
+    rule: Rule,
+    counts: Integer[np.ndarray, "texts 5"],
+    contexts: Integer[np.ndarray, "texts n-1"],
+    tokens: Integer[np.ndarray, "texts depth"],
+    scores: Float[np.ndarray, "texts depth"],
+    sizes: Integer[np.ndarray, " texts"],
+) -> None:
+    read = _ngrams(tables, (), place_of(shared), rule)
+    outputs = (array.ctypes.data for array in (tokens, scores, sizes))
+    call = library().paceline_ngrams_follow
+    call(byref(read), counts.ctypes.data, contexts.ctypes.data, *tokens.shape, *outputs)
+
+
+def _ngrams(tables: tuple[Table, ...], own: tuple[int, ...], shared: tuple[int, ...], rule: Rule) -> CNgrams:
+    """Points into the arrays, which must stay alive."""
+    return CNgrams(
+        (CTable * len(tables))(*map(_table, tables)),
+        PROBABILITIES.ctypes.data,
+        CCounts(*own),
+        CCounts(*shared),
+        CRule(**rule._asdict()),
+    )
+
+
+def _table(table: Table) -> CTable:
+    addresses = (array.ctypes.data for array in table)
+    return CTable(*addresses, table.heads.size - 1, table.keys.itemsize, table.tokens.itemsize)
