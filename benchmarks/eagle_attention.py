@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 BAR = Console(stderr=True)
 SHIPPED = Path(paceline.__file__).parent / "checkpoints" / "smollm2-135m"
-HEADS = ("eagle-k1", "eagle-k2-adv", "early-exit")
+HEADS = ("eagle3", "eagle-k1", "eagle-k2-adv", "early-exit")
 OUTPUTS = ("o_proj", "dense")  # of the families' attention: what makes its output
 Guess = Callable[[Tensor], Tensor]  # the token that a draft begins with, for each of the last positions of a text
 

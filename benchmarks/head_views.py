@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import Tensor
 
-HEADS = ("eagle-k1", "eagle-k2-adv")
+HEADS = ("eagle3", "eagle-k1")
 NEAR, SHOWN, DEPTH = 32, 40, 4  # tokens of the first plot and of the second; of a draft
 
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.drafters.eagle.drafter import Eagle
+from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import MedusaHead
@@ -26,7 +27,7 @@ KEY = "smollm2-135m-b179c9523d0e"
 HEADS = [
     (kind, path.parent, folder)
     for folder in installed(KEY)
-    for kind in (ExitHead, MedusaHead, EagleHead)
+    for kind in (ExitHead, MedusaHead, EagleHead, Eagle3Head)
     for path in sorted(folder.rglob(config_name(kind.kind)))
 ]
 
@@ -50,6 +51,7 @@ def test_they_are_installed() -> None:
         (MedusaHead, "medusa-k2-adv"),
         (EagleHead, "eagle-k1"),
         (EagleHead, "eagle-k2-adv"),
+        (Eagle3Head, "eagle3"),
     }
 
 
