@@ -20,6 +20,7 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
+    "examples/README.md": "project/examples.md",
     "benchmarks/prompts/README.md": "project/prompts.md",
     "heads/smollm2-135m/README.md": "heads.md",
     "src/paceline/checkpoints/smollm2-135m/PROVENANCE.md": "project/provenance.md",
