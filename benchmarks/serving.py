@@ -1,12 +1,14 @@
 """Throughput and latency of servers against concurrency: paceline's methods, and other servers under the same load.
 
-    python benchmarks/serving.py --suite FILE [--levels 1,2,4,8,16] [--fixed suffix,recycling] [--llama]
+    python benchmarks/serving.py --suite FILE [--tasks NAMES] [--levels 1,2,4,8,16] [--fixed suffix,recycling] [--llama]
         [--transformers] [--other NAME=URL] [--tokens 64] [--repeats 2] [--out FILE.json]
 
 At each level so many clients ask one question after the other, greedily and streaming. Methods and servers take turns,
 level by level and repeat by repeat; of the repeats the quickest counts, and of the `--fixed` methods the best at each
 level. `--llama`: llama.cpp's server (the package xllamacpp, in a virtual environment of its own) on the same GGUF file.
 `--transformers`: `transformers serve` on the same weights. `--other`: any server with the OpenAI API that runs already.
+With `--suite speed-bench:config=throughput_1k --tasks low_entropy` it is SPEED-Bench's throughput: tokens/s of all
+clients together, and those that one of them sees, against how many there are.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import httpx
@@ -56,7 +58,10 @@ class Answered(NamedTuple):
 def main() -> None:
     options = parse()
     levels = [int(level) for level in options.levels.split(",")]
-    prompts = [prompt.turns[0] for prompt in load_suite(options.suite, (), options.limit, 1)]
+    prompts = [
+        prompt.turns[0]
+        for prompt in load_suite(options.suite, options.tasks.split(",") if options.tasks else (), options.limit)
+    ]
     with ExitStack() as stack:
         ours = stack.enter_context(
             serving(options.model, "--rows", str(max(levels)), "--context", str(options.context))
@@ -92,6 +97,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", required=True, help="as for `paceline bench`")
+    parser.add_argument("--tasks", default="", help="only these of the suite, comma-separated")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--levels", default="1,2,4,8,16", help="clients at a time")
     parser.add_argument("--fixed", default="suffix,recycling", help="methods as in drafter+policy")
@@ -140,9 +146,16 @@ async def load(way: Way, prompts: Sequence[str], clients: int, each: int, tokens
         seconds = time.perf_counter() - began
     return {
         "tokens_per_s": sum(answer.tokens for answer in answers) / seconds,
+        "user_tokens_per_s": user_speed(answers),
         "first_token_s": median(answer.first for answer in answers),
         "request_s": median(answer.whole for answer in answers),
     }
+
+
+def user_speed(answers: Sequence[Answered]) -> float | None:
+    """Tokens/s of an answer from its first token on, the mean over them (SPEED-Bench's per request, specdec_bench)."""
+    speeds = [(answer.tokens - 1) / (answer.whole - answer.first) for answer in answers if answer.whole > answer.first]
+    return fmean(speeds) if speeds else None
 
 
 async def ask(http: httpx.AsyncClient, way: Way, prompt: str, tokens: int) -> Answered:
@@ -211,14 +224,15 @@ def add_best(rows: list[dict[str, Any]], fixed: Sequence[str]) -> list[dict[str,
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: a line for each way, a column for each level: tokens/s, then first token and whole request."""
+    """Markdown: a line for each way, a column for each level: tokens/s of all, of one; first token, whole request."""
     levels = list(dict.fromkeys(row["clients"] for row in rows))
     lines = ["| clients | " + " | ".join(map(str, levels)) + " |", "| --- |" + " --: |" * len(levels)]
     for way in dict.fromkeys(row["way"] for row in rows):
         cells = []
         for level in levels:
             [row] = [row for row in rows if (row["way"], row["clients"]) == (way, level)]
-            cells.append(f"{row['tokens_per_s']:.1f} ({row['first_token_s']:.2f}, {row['request_s']:.2f})")
+            speeds = f"{row['tokens_per_s']:.1f}, {row['user_tokens_per_s'] or 0:.1f}"
+            cells.append(f"{speeds} ({row['first_token_s']:.2f}, {row['request_s']:.2f})")
         lines.append(f"| {way} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

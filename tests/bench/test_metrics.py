@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.bench.exactness import Difference
 from paceline.bench.journal import Run
 from paceline.bench.latency import Latency
-from paceline.bench.metrics import ResultRow, Totals, n_alpha, predicted_speedup, results
+from paceline.bench.metrics import ResultRow, Totals, acceptance_length, n_alpha, predicted_speedup, results
 
 
 def call(method: str, task: str, tokens: int, seconds: float, **facts: Any) -> Run:
@@ -138,3 +138,32 @@ def test_decoding_alone() -> None:
     assert [found["d"][key] for key in keys] == [5.5, 500.0, 2.0]  # type: ignore[literal-required]
     assert [found["old"][key] for key in keys] == [None, None, None]  # type: ignore[literal-required]
     assert results(runs[3:4], [], ("d",), 1)[0]["tpot_ms"] is None
+
+
+def test_acceptance_length_is_a_mean_over_prompts() -> None:
+    """A conversation's turns count as one prompt; of a batch each row has passes of its own."""
+    one = (0, 0, 0, 1)
+    runs = [
+        call("d", "a", 6, 1.0, passes=2, rounds=[[(2, 2, 2, 3), (2, 2, 2, 3)]], ids=["x"]),  # 7 tokens in 3 passes
+        call("d", "a", 1, 1.0, passes=1, rounds=[[one]], ids=["x"], turn=1),
+        Run(
+            method="d", task="b", temperature=0.0, ids=["y", "z"], turn=0, prompt_tokens=[1, 1], seconds=1.0, passes=6,
+            outputs=[[0] * 4, [0] * 2], rounds=[[one] * 4, [(1, 1, 1, 2)]],
+        ),
+    ]  # fmt: skip
+    assert acceptance_length(runs) == pytest.approx((7 / 3 + 1 + 2) / 3)
+    table = {row["task"]: row for row in results(runs, [], ("d",), 1)}
+    assert table["a"]["acceptance_length"] == pytest.approx(7 / 3)
+    assert table["b"]["acceptance_length"] == pytest.approx(1.5)
+    assert table["overall"]["tau"] == pytest.approx(13 / 9)  # where long outputs weigh more
+
+
+def test_acceptance_length_of_other_decoders() -> None:
+    assert acceptance_length([call("hf", "a", 4, 1.0, passes=2)]) == 2.0
+    assert acceptance_length([call("hf", "a", 4, 1.0)]) is None
+    both = Run(
+        method="hf", task="a", temperature=0.0, ids=["y", "z"], turn=0, prompt_tokens=[1, 1], seconds=1.0, passes=6,
+        outputs=[[0] * 4, [0] * 2],
+    )  # fmt: skip
+    assert acceptance_length([both]) is None
+    assert acceptance_length([]) is None

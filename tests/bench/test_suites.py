@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.bench import suites
+from paceline.bench import rows
 from paceline.bench.suites import Prompt, batches, load_suite
 from paceline.errors import OptionError
 
@@ -65,7 +66,8 @@ def test_folder_of_plain_and_gzipped_files(tmp_path: Path) -> None:
         (b'{"turns": ["a"]}\n{"turns": [}\n', r"s\.jsonl, line 2: not JSON"),
         (b'{"turns": ["a"]}\n\n{"turns": ["\xff"]}\n', r"s\.jsonl, line 3: not UTF-8 \(byte 13 of the line\)"),
         (b'["a"]\n', "line 1: not a JSON object"),
-        (b'{"id": 1}\n', "line 1: 'turns' must be a list of texts"),
+        (b'{"id": 1}\n', "line 1: no column that looks like a prompt; there are id, say which with :column=NAME"),
+        (b"{}\n", "line 1: 'turns' must be a list of texts"),
         (b'{"prompt": ""}\n', "line 1: 'turns' must be a list of texts"),
         (b'{"turns": []}\n', "line 1: 'turns' must be a list of texts"),
         (b'{"turns": ["  "]}\n', "none of them empty"),
@@ -131,14 +133,78 @@ def test_chat_messages_of_a_data_set(tmp_path: Path, data_set: Path) -> None:
     assert load_suite(str(folder), turns=9) == [Prompt(f"{folder}/0", "chat", ("a", "c"))]
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "turns"),
+    [
+        ("conversations", [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], ("a",)),
+        ("conversation", [{"role": "prompter", "content": "a"}], ("a",)),
+        ("dialogue_of_two", [{"role": "user", "content": "a"}, {"role": "user", "content": "c"}], ("a", "c")),
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}], ("ab",)),
+        ("prompt", [{"role": "user", "content": "a"}], ("a",)),
+        ("text", "a", ("a",)),
+    ],
+)
+def test_chats_of_all_forms(tmp_path: Path, column: str, value: object, turns: tuple[str, ...]) -> None:
+    """In a file of JSON lines; a name that nobody knows is taken for a chat by what is in it."""
+    path = tmp_path / "chats.jsonl"
+    path.write_bytes(lines([{"source": 3, column: value, "category": 7}]))
+    assert load_suite(str(path), turns=9) == [Prompt("chats/1", "chats", turns)]
+
+
+def test_column_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(lines([{"question_id": 5, "prompt": "p", "body": "b", "category": "c"}]))
+    assert load_suite(f"{path}:column=body") == [Prompt("5", "c", ("b",))]
+    assert load_suite(f"{tmp_path}:column=body") == load_suite(f"{path}:column=body")
+    with pytest.raises(OptionError, match=r"line 1: no column 'none'; there are question_id, prompt, body, category"):
+        load_suite(f"{path}:column=none")
+    with pytest.raises(OptionError, match="split is no option of files: theirs is column"):
+        load_suite(f"{path}:split=test")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[{"role": "assistant", "content": "b"}], [{"role": "user", "content": [{"type": "image", "url": "u"}]}]],
+    ids=["nothing of the user's", "an image"],
+)
+def test_chats_without_a_text_of_the_users(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(lines([{"messages": value}]))
+    with pytest.raises(OptionError, match="line 1: 'turns' must be a list of texts"):
+        load_suite(str(path))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "chats.parquet"
+    parquet.write_table(
+        pyarrow.Table.from_pylist([{"task": "t", "messages": [{"role": "user", "content": "a"}]}]), path
+    )
+    assert load_suite(str(path)) == [Prompt("chats/0", "t", ("a",))]
+    with pytest.raises(OptionError, match=r"chats\.parquet, row 0: no column 'body'; there are task, messages"):
+        load_suite(f"{path}:column=body")
+    path.write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(OptionError, match=r"cannot read .*chats\.parquet: ") as refused:
+        load_suite(str(path))
+    assert "\n" not in str(refused.value)
+
+
+def test_parquet_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "chats.parquet"
+    path.touch()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(OptionError, match="parquet files need paceline's extra 'bench'"):
+        load_suite(str(path))
+
+
 def test_neither_file_nor_data_set(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="neither a file nor a data set that can be read"):
         load_suite(str(tmp_path / "absent"))
 
 
-@pytest.mark.parametrize("name", ["absent.jsonl", "absent.jsonl.gz"])
+@pytest.mark.parametrize("name", ["absent.jsonl", "absent.jsonl.gz", "absent.parquet"])
 def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suites, "hub_rows", lambda source: pytest.fail("asked the hub"))
+    monkeypatch.setattr(rows, "hub_rows", lambda *source: pytest.fail("asked the hub"))
     with pytest.raises(OptionError, match=f"cannot read {name}: no such file"):
         load_suite(name)
 

@@ -19,7 +19,7 @@ class BenchConfig:
 
     Args:
         model: a named model, hub id or folder.
-        suite: a JSONL file, a folder of such, or a `datasets` id: see `load_suite`.
+        suite: a file, a folder, a `datasets` id or `speed-bench`: see `load_suite`.
         out: folder of the results; a run that was killed goes on from what is there.
         methods: see `paceline.bench.methods`.
         tasks: only these; default all.

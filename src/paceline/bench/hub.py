@@ -5,44 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from paceline.bench.columns import NAMES, prompt_column, turns
 from paceline.errors import OptionError, require
 
-#: Columns that hold the prompt, when none is named: the first of these that is there.
-PROMPT_COLUMNS = (
-    "turns",
-    "prompt",
-    "question",
-    "instruction",
-    "messages",
-    "conversations",
-    "text",
-    "document",
-    "article",
-)
 SPLITS = ("test", "validation", "train")  # preferred in this order
 OPTIONS = ("config", "split", "column")
 
 
-def hub_rows(source: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """The rows of `name[:config=...][:split=...][:column=...]` in the form of a suite's, and the split they are from.
+def hub_rows(name: str, options: Mapping[str, str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The rows of a data set in the form of a suite's, and the split they are from.
 
     Raises:
-        OptionError: for malformed options, a data set that cannot be found or read, an unknown split or column.
+        OptionError: for a data set that cannot be found or read, an unknown option, split or column.
     """
-    name, *pairs = source.split(":")
-    options = dict(pair.partition("=")[::2] for pair in pairs)
     bad = [key for key in options if key not in OPTIONS]
-    require(not bad, f"suite {source}: no such file, and as a data set its options are {', '.join(OPTIONS)}")
+    require(not bad, f"suite {name}: no such file, and as a data set its options are {', '.join(OPTIONS)}")
     data, split = _load(name, options.get("config"), options.get("split"))
-    column = options.get("column") or next((c for c in PROMPT_COLUMNS if c in data.column_names), None)
-    require(
-        column in data.column_names,
-        f"suite {name}: {'no column ' + repr(column) if column else 'no column that looks like a prompt'}; "
-        f"there are {', '.join(data.column_names)}, say which with {name}:column=NAME",
-    )
+    first = data[0] if len(data) else {}
+    column = prompt_column(data.column_names, first, options.get("column"), f"suite {name}")
     for row in data:
-        named = {key: row[key] for key in ("id", "task", "group") if row.get(key) is not None}
-        yield {**named, "turns": _turns(row[column])}, split
+        yield {key: row[key] for key in NAMES if row.get(key) is not None} | {"turns": turns(row[column])}, split
 
 
 def _load(name: str, config: str | None, split: str | None) -> tuple[Any, str]:
@@ -65,13 +47,3 @@ def _load(name: str, config: str | None, split: str | None) -> tuple[Any, str]:
     finally:
         if shown:
             datasets.enable_progress_bars()
-
-
-def _turns(value: Any) -> list[Any]:
-    """The user's messages in a text, a list of texts or a list of chat messages; `load_suite` checks them."""
-    if not isinstance(value, list):
-        return [value]
-    if value and isinstance(value[0], Mapping):
-        users = [m for m in value if m.get("role", m.get("from")) in ("user", "human")]
-        return [m.get("content", m.get("value")) for m in users]
-    return value

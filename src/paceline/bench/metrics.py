@@ -42,6 +42,7 @@ class ResultRow(TypedDict):
     tpot_ms: float | None  # milliseconds a token behind these, by a prompt's own clock
     decode_speedup_ar: float | None  # that of `ar` / that of this method: without the prompt, which no draft changes
     tau: float | None  # tokens a target pass
+    acceptance_length: float | None  # SPEED-Bench's: see `acceptance_length`
     v_d: float | None  # accepted / drafted tokens
     r_d: float | None  # accepted / output tokens
     hm: float | None  # harmonic mean of the two, in %
@@ -122,6 +123,9 @@ def results(
                     for name in {method, AR, HF} & set(methods)
                 }
                 row = _row(method, task, temperature, batch, chosen)
+                row["acceptance_length"] = acceptance_length(
+                    run for run in here if run.method == method and task in (OVERALL, run.task)
+                )
                 if AR in methods and method != AR:
                     row["speedup_ar_95"] = ratio_interval(_pairs(here, method, task))
                 if temperature == 0 and AR in methods:
@@ -169,6 +173,7 @@ def _row(method: str, task: str, temperature: float, batch: int, totals: dict[st
         if ar and ar.decode_seconds and own.decode_seconds
         else None,
         tau=own.tokens / own.passes if own.passes else None,
+        acceptance_length=None,
         v_d=v_d,
         r_d=r_d,
         hm=None if v_d is None or r_d is None else harmonic_mean(v_d, r_d),
@@ -179,6 +184,24 @@ def _row(method: str, task: str, temperature: float, batch: int, totals: dict[st
         split=own.split,
         predicted_speedup=predicted_speedup(own, ar) if ar else None,
     )
+
+
+def acceptance_length(runs: Iterable[Run]) -> float | None:
+    """Tokens a target pass of each prompt, the turns of a conversation in one, and of these the mean: prompts weigh the
+    same whatever their outputs' lengths, which they do not in tau (as SPEED-Bench's own programs count, specdec_bench).
+
+    Returns:
+        None where the passes of a prompt are not known: of other decoders' batches.
+    """
+    tokens, passes = Counter[str](), Counter[str]()
+    for run in runs:
+        if run.rounds is None and (run.passes is None or len(run.ids) > 1):
+            return None
+        counts = [run.passes or 0] if run.rounds is None else map(len, run.rounds)
+        for prompt, output, count in zip(run.ids, run.outputs, counts, strict=True):
+            tokens[prompt] += len(output)
+            passes[prompt] += count
+    return fmean(tokens[prompt] / passes[prompt] for prompt in tokens) if tokens and all(passes.values()) else None
 
 
 def harmonic_mean(v_d: float, r_d: float) -> float:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from paceline.bench.methods import AR, is_baseline
 from paceline.bench.report import REPORT
+from paceline.bench.speed_bench import NAME as SPEED_BENCH
 from paceline.bench.suites import OVERALL
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def print_summary(summary: Summary, console: Console | None = None, verbose: boo
         for task in dict.fromkeys(row["task"] for row in summary.rows) if verbose else (OVERALL,):
             rows = [row for row in summary.rows if row["temperature"] == temperature and row["task"] == task]
             console.print(_table(rows))
+        if summary.config["settings"]["suite"].partition(":")[0] == SPEED_BENCH:
+            console.print(_lengths([row for row in summary.rows if row["temperature"] == temperature]))
     for line in _remarks(summary):
         console.print(line, highlight=False)
     console.print(f"results: {escape(str(summary.out))}; as a page: {REPORT}", highlight=False)
@@ -44,6 +47,20 @@ def _table(rows: list[ResultRow]) -> Table:
     for row in rows:
         style = "red" if row["wrong"] else None
         table.add_row(escape(row["method"]), *((show(row) or "-") for _, show in used), style=style)
+    return table
+
+
+def _lengths(rows: list[ResultRow]) -> Table:
+    """Acceptance lengths by category, as SPEED-Bench has them."""
+    title = "acceptance length: tokens a pass, mean over prompts"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("category")
+    for method in (by_method := {row["method"]: row for row in rows}):
+        table.add_column(escape(method), justify="right", overflow="fold")
+    known = {(row["task"], row["method"]): _number("acceptance_length", ".2f")(row) for row in rows}
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    for task in [*(task for task in tasks if task != OVERALL), OVERALL]:
+        table.add_row(escape(task), *(known[task, method] or "-" for method in by_method))
     return table
 
 

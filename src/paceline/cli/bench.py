@@ -16,7 +16,9 @@ from paceline.errors import OptionError
 @grouped
 def bench(
     source: ModelOptions,
-    suite: Annotated[str, Option("--suite", help="JSONL file, folder of such files, or id of a dataset on the hub.")],
+    suite: Annotated[
+        str, Option("--suite", help="JSONL or parquet file, folder, id of a data set on the hub, or speed-bench.")
+    ],
     out: Annotated[str, Option("--out", "-o", help="Folder of the results; a run that was stopped goes on there.")],
     methods: Annotated[
         str, Option("--methods", help="Comma-separated: ar (plain decoding), hf, hf-lookup, …, DRAFTER[+POLICY].")

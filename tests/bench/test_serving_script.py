@@ -1,0 +1,35 @@
+"""`benchmarks/serving.py`: what is counted of the answers, and how it is shown."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def serving() -> ModuleType:
+    pytest.importorskip("httpx")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        return importlib.import_module("serving")
+
+
+def test_what_a_user_sees_is_from_the_first_token_on(serving: ModuleType) -> None:
+    answers = [serving.Answered(11, 1.0, 3.0), serving.Answered(21, 0.5, 2.5), serving.Answered(1, 0.5, 0.5)]
+    assert serving.user_speed(answers) == pytest.approx((10 / 2 + 20 / 2) / 2)
+    assert serving.user_speed(answers[2:]) is None
+
+
+def test_table(serving: ModuleType) -> None:
+    row = {"way": "auto", "tokens_per_s": 40.0, "user_tokens_per_s": 12.5, "first_token_s": 0.25, "request_s": 3.0}
+    shown = serving.table([row | {"clients": 1}, row | {"clients": 4, "user_tokens_per_s": None}])
+    assert shown.splitlines() == [
+        "| clients | 1 | 4 |",
+        "| --- | --: | --: |",
+        "| auto | 40.0, 12.5 (0.25, 3.00) | 40.0, 0.0 (0.25, 3.00) |",
+    ]
