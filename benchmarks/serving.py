@@ -62,9 +62,10 @@ def main() -> None:
         prompt.turns[0]
         for prompt in load_suite(options.suite, options.tasks.split(",") if options.tasks else (), options.limit)
     ]
+    offered = [part for method in options.fixed.split(",") for part in ("--offer", method.partition("+")[0])]
     with ExitStack() as stack:
         ours = stack.enter_context(
-            serving(options.model, "--rows", str(max(levels)), "--context", str(options.context))
+            serving(options.model, "--rows", str(max(levels)), "--context", str(options.context), *offered)
         )
         ways = [Way("plain", ours.url, {"paceline": {"speculate": False}}), Way("auto", ours.url, {})]
         for method in options.fixed.split(","):
@@ -135,7 +136,8 @@ def measure(
 async def load(way: Way, prompts: Sequence[str], clients: int, each: int, tokens: int) -> dict[str, Any]:
     """So many clients, each with so many requests, one after the other."""
     answers: list[Answered] = []
-    async with httpx.AsyncClient(base_url=way.url, timeout=1200) as http:
+    # A connection for each request: some servers close one that is kept in the moment when it is used again.
+    async with httpx.AsyncClient(base_url=way.url, timeout=1200, headers={"Connection": "close"}) as http:
 
         async def client(number: int) -> None:
             for turn in range(each):
