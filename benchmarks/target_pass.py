@@ -205,7 +205,7 @@ def compare(options: argparse.Namespace) -> None:
         print(f"{'k':>4} {'other':>17} {'this':>17} {'ratio':>13} {'GFLOPS':>7} {'of peak':>7}")
         for width in options.widths:
             seconds, logits = turns(target, builds, context, width, options)
-            peak = max(peak, *(library().paceline_peak(threads) for _ in range(20)))
+            peak = max(peak, *(library().paceline_peak(threads, 0) for _ in range(20)))
             least = {name: 1e3 * min(times) for name, times in seconds.items()}
             middle = {name: 1e3 * median(times) for name, times in seconds.items()}
             rate = pass_cost(target, width, context).flops / least["this"] * 1e3

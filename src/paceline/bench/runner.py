@@ -204,7 +204,7 @@ class _Bench:
         target = self.llm.target
         if target.tier == "reference":
             return target.model
-        return load_model(self.config.model, dtype=target.compute_dtype, device=target.device, **self.options)[0]
+        return load_model(self.config.model, dtype=target.model_dtype, device=target.device, **self.options)[0]
 
     def _warm_up(self, methods: Sequence[Method]) -> None:
         """One untimed call of each method at each temperature; what cannot run is refused here."""

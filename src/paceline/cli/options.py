@@ -34,8 +34,12 @@ class ModelChoice:
         "smollm2-135m"
     )
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "float64"] | None,
-        _option("Model", "--dtype", help="Default: float32 on the CPU, else the checkpoint's."),
+        Literal["float32", "bfloat16", "float16", "float64", "int8"] | None,
+        _option(
+            "Model",
+            "--dtype",
+            help="Default: float32 on the CPU, else the checkpoint's. int8: native tier, GGUF models only; less exact.",
+        ),
     ] = None
     device: Annotated[str, _option("Model", "--device", help="As torch names it: cpu, cuda, cuda:1, …")] = "cpu"
     device_map: Annotated[

@@ -127,7 +127,7 @@ _loaded: WeakValueDictionary[tuple[object, ...], Target] = WeakValueDictionary()
 def _load(name: str, target: Target) -> Target:
     from paceline.targets import load_target  # loading pulls in transformers' auto classes
 
-    key = (name, target.compute_dtype, target.device)
+    key = (name, target.model_dtype, target.device)
     if (found := _loaded.get(key)) is None:
-        found = _loaded[key] = load_target(name, dtype=target.compute_dtype, device=target.device)
+        found = _loaded[key] = load_target(name, dtype=target.model_dtype, device=target.device)
     return found

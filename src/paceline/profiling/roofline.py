@@ -87,7 +87,8 @@ def measure_roofline(device: torch.device, dtype: torch.dtype, seconds: float = 
     buffer.fill_(1.0)  # memory that was never written may be a single page of zeros
     reading = _best(lambda: buffer.sum(), device, seconds)
     side = SIDE.get(device.type, SIDE["cpu"])
-    left, right, out = torch.randn(3, side, side, device=device).to(dtype).unbind()
+    floats = dtype if dtype.is_floating_point else torch.float32
+    left, right, out = torch.randn(3, side, side, device=device).to(floats).unbind()
     computing = _best(lambda: torch.mm(left, right, out=out), device, seconds)
     measured = Roofline(BUFFER / reading, 2 * side**3 / computing)
     if device.type == "cpu" and (loops := _native_loops(buffer, dtype, seconds)):
@@ -98,14 +99,16 @@ def measure_roofline(device: torch.device, dtype: torch.dtype, seconds: float = 
 def _native_loops(buffer: Tensor, dtype: torch.dtype, seconds: float) -> Roofline | None:
     """Streaming reads and independent multiply-adds at the widest vectors, on all of torch's threads."""
     from paceline.targets.native.build import available, library
+    from paceline.targets.native.weights import Kind
 
     if not available():
         return None
     threads, deadline = torch.get_num_threads(), time.perf_counter() + seconds
-    has_loop = dtype in (torch.float32, torch.bfloat16)  # other types may have faster multiply-adds than these
+    # Other types may have faster multiply-adds than these.
+    kinds = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16, torch.int8: Kind.Q8_0}
     best = Roofline(0.0, 0.0)
     while best.bandwidth == 0 or time.perf_counter() < deadline:
-        peak = library().paceline_peak(threads, dtype == torch.bfloat16) if has_loop else 0.0
+        peak = library().paceline_peak(threads, kinds[dtype]) if dtype in kinds else 0.0
         bandwidth = library().paceline_bandwidth(buffer.data_ptr(), buffer.numel(), threads)
         best = best.or_better(Roofline(bandwidth, peak))
     return best

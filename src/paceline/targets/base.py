@@ -71,6 +71,11 @@ class Target(ABC):
         self.weight_bytes = sum(weight.nbytes for weight in matrices)
 
     @property
+    def model_dtype(self) -> torch.dtype:
+        """Of a transformers model that computes the same as nearly as one can."""
+        return self.compute_dtype if self.compute_dtype.is_floating_point else torch.float32
+
+    @property
     def eos(self) -> tuple[int, ...]:
         """End-of-sequence ids, as the model's generation config (or else its config) names them."""
         ids = getattr(self.model.generation_config, "eos_token_id", None)

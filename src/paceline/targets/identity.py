@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TOKENS = 8
 TOLERANCE = 2e-3  # relative error: what orders of summation explain, and no more
-HALF_TOLERANCE = 0.1  # where one of the two computed in bfloat16 or float16
+HALF_TOLERANCE = 0.1  # where one of the two computed in bfloat16, float16 or int8
 
 
 def model_key(target: Target) -> str:
@@ -30,23 +30,28 @@ def model_key(target: Target) -> str:
 
 @torch.inference_mode()
 def probe(target: Target, start: int) -> Float[Tensor, "tokens hidden"]:
-    """Hidden states of fixed tokens after the first `start` layers and the last one run right behind these, in the
-    dtype that the products were computed in.
+    """Hidden states of fixed tokens after the first `start` layers and the last one run right behind these, with
+    the precision that the products were computed in.
 
     Training has no other layers at hand, so a model cut down to these gives the same.
     """
     cache, span = target.new_cache(1, TOKENS), _fixed_tokens(target)
     hidden = target.layers(target.embed(span), span, cache, 0, start)
     last = target.num_layers - 1
-    return target.layers(hidden, span, cache, last, last + 1)[0].to(target.compute_dtype).cpu()
+    return target.layers(hidden, span, cache, last, last + 1)[0].to(_precision(target)).cpu()
 
 
 @torch.inference_mode()
 def probe_features(target: Target) -> Float[Tensor, "tokens hidden"]:
-    """What the final norm makes of fixed tokens behind all layers, in the dtype that the products were computed in."""
+    """What the final norm makes of fixed tokens behind all layers, with the precision of the products."""
     cache, span = target.new_cache(1, TOKENS), _fixed_tokens(target)
     features = target.features(target.layers(target.embed(span), span, cache, 0, target.num_layers))
-    return features[0].to(target.compute_dtype).cpu()
+    return features[0].to(_precision(target)).cpu()
+
+
+def _precision(target: Target) -> torch.dtype:
+    """Of a probe: what its products have, about."""
+    return torch.bfloat16 if target.compute_dtype == torch.int8 else target.compute_dtype
 
 
 def _fixed_tokens(target: Target) -> Span:

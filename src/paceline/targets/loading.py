@@ -83,7 +83,7 @@ def placement(dtype: torch.dtype | str | None, device: torch.device | str) -> tu
         return (torch.float32 if place.type == "cpu" else "auto"), place
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise OptionError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or float64")
+        raise OptionError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16, float64 or (native tier) int8")
     return kind, place
 
 

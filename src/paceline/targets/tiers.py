@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paceline.errors import ModifiedModel, NativeUnavailable, OptionError, UnsupportedModel
+from paceline.errors import ModifiedModel, NativeUnavailable, OptionError, UnsupportedModel, require
 from paceline.targets.adapters import without_wrapper
 from paceline.targets.base import Target
 from paceline.targets.context import context_of
@@ -155,6 +155,11 @@ def load_target(
     from paceline.targets.sources import load_model
 
     check_tier(tier, exact)  # before a model is loaded
+    if dtype in ("int8", torch.int8):
+        require(tier in (AUTO, "native"), f"int8 is computed by the native tier, not by {tier}")
+        target = load_target(name, device=device, tier="native", exact=exact, **options)
+        require(target.tier == "native", "int8 needs the native tier")
+        return cast("NativeTarget", target).in_int8()
     source = _source_of_packed(name, dtype, device, tier, exact, options)
     if source and (started := _start_packed(source.location, tier)):
         return started

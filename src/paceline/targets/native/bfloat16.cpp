@@ -14,6 +14,7 @@
 #include <array>
 #include <utility>
 
+#include "int8.h"
 #include "kernels.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -93,9 +94,10 @@ constexpr Column several = []<size_t... I>(std::index_sequence<I...>) {
 }  // namespace
 
 void round_inputs(Team& team, const Matrix& w, float* x, int ldx, int tokens) {
-    if (w.input_kind != BF16) return;
+    if (w.input_kind == F32) return;
     const int count = round_up(w.inputs, BLOCK);
     team.each(tokens, 4, [&](int t, int) {
+        if (in_bytes(w)) return round_row_to_bytes(x + (size_t)t * ldx, count);
 #if defined(__AVX512BF16__)
         if (in_pairs(w)) return pair_row(x + (size_t)t * ldx, count);
 #endif

@@ -188,7 +188,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("paceline_rows", ctypes.c_bool, pointer, pointer, integer, pointer),
         ("paceline_layers", None, pointer, pointer, integer, integer, pointer, pointer),
         ("paceline_head", None, pointer, pointer, integer, integer, pointer, pointer),
-        ("paceline_peak", double, integer, ctypes.c_bool),
+        ("paceline_peak", double, integer, integer),
         ("paceline_bandwidth", double, pointer, long, integer),
         ("paceline_ngrams_learn", None, pointer, pointer, long, long, integer, integer, double),
         ("paceline_ngrams_rebuild", None, pointer, pointer, double, double),

@@ -13,6 +13,7 @@ constexpr int TURN = 8;
 // in the same half of the same byte, from the first turn's at the bottom. Four digits at a time are then put together.
 template <int BITS, int UNIT>
 struct Digits {
+    static constexpr int bits = BITS;
     static constexpr int low = BITS == 5 || BITS == 6 ? 4 : BITS, high = BITS - low;
     static constexpr int words = 32 / low;  // inputs of a word
     static constexpr int bytes = UNIT * PANEL * BITS / 8;
@@ -32,6 +33,19 @@ struct Digits {
         const int place = turn / TURN * high;
         const wu both = i < 4 ? choose(word, above << (4 - place)) : choose(word >> 4, above >> place);
         return as_float(both, i % 4 * 8);
+    }
+
+    // Of four inputs, a byte each: first, first + stride, ... with first = group / stride * 4 stride + group % stride.
+    static constexpr int stride = high ? 1 : words / 4;
+    static wu four(const uint8_t* p, int group, int v) {
+        const int at = high ? group / 2 : group / stride;
+        const wu word = load<wu>(p + (high ? PANEL * 4 : 0) + (at * PANEL + v * WIDE) * 4);
+        constexpr uint32_t mask = EACH * ((1 << BITS) - 1);
+        if constexpr (BITS == 8) return word;
+        if constexpr (!high) return word >> (group % stride * low) & mask;
+        const wu above = load<wu>(p + v * WIDE * 4);
+        const int place = at * high;
+        return (group % 2 ? choose(word >> 4, above >> place) : choose(word, above << (4 - place))) & mask;
     }
 
     // Of one output; `digits[UNIT]`.

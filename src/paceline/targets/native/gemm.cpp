@@ -14,6 +14,7 @@
 
 #include "activations.h"
 #include "bfloat16.h"
+#include "int8.h"
 #include "kernel.h"
 #include "kernels.h"
 
@@ -60,8 +61,9 @@ class Product {
     Product() = default;
     Product(const Matrix& w, const float* x, int ldx, int tokens)
         : format_(&format(w.kind)), x_(x), panel_bytes_(panel_bytes(w)), ldx_(ldx), inputs_(round_up(w.inputs, BLOCK)),
-          fused_(tokens <= TILING.fused), pairs_(in_pairs(w)) {
-        together = pairs_   ? dot_panels(Cut(tokens, SLAB).largest())
+          fused_(tokens <= TILING.fused), pairs_(in_pairs(w)), bytes_(in_bytes(w)), kind_(w.kind) {
+        together = bytes_   ? byte_panels(Cut(tokens, SLAB).largest())
+                   : pairs_ ? dot_panels(Cut(tokens, SLAB).largest())
                    : fused_ ? TILING.panels[Cut(tokens, TILING.largest()).largest()]
                             : TILING.together;
     }
@@ -70,6 +72,9 @@ class Product {
 
     // acc[token][panels * 16] = sums.
     void compute(const Job& job, float* acc) const {
+        if (bytes_)
+            return byte_products(kind_, job.weights, job.panels, x_ + (size_t)job.first * ldx_, ldx_, job.tokens,
+                                 inputs_, acc, job.next);
         if (pairs_)
             return dot_products(job.weights, job.panels, x_ + (size_t)job.first * ldx_, ldx_, job.tokens, inputs_ / 2,
                                 acc, job.next);
@@ -132,7 +137,8 @@ class Product {
     const float* x_;
     size_t panel_bytes_;
     int ldx_, inputs_;
-    bool fused_, pairs_;  // pairs: of bfloat16, which are not unpacked at all
+    bool fused_, pairs_, bytes_;  // pairs: of bfloat16, which are not unpacked at all; bytes: inputs are
+    int32_t kind_;
 };
 
 // A product's jobs, over all the matrices that its outputs come from.

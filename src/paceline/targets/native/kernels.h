@@ -45,8 +45,7 @@ size_t packed_bytes(const Matrix& w);
 void pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);  // floats or GGUF blocks
 void unpack_row(const Matrix& w, int output, float* to);
 
-double multiply_add(int64_t turns);                // independent fused multiply-adds; returns how many operations
-double multiply_add_pairs(int64_t turns);          // of bfloat16, two to a lane
+double multiply_add(int64_t turns, int32_t input_kind);  // independent products and sums; how many operations
 float read(const float* from, size_t count);       // streams through memory
 
 }  // namespace paceline::PACELINE_ISA

@@ -53,6 +53,14 @@ bool bfloat16_dots_run_here() {
 #endif
 }
 
+bool byte_dots_run_here() {
+#if defined(__x86_64__)
+    return runs_here("avx512") && __builtin_cpu_supports("avx512vnni");
+#else
+    return false;
+#endif
+}
+
 const Isa* find(const char* name) {
     for (const Isa& isa : ISAS)
         if (!std::strcmp(isa.name, name) && runs_here(name)) return &isa;
@@ -80,7 +88,7 @@ double seconds(int threads, Run run) {  // for all of them together
 
 }  // namespace
 
-const bool has_bfloat16_dots = bfloat16_dots_run_here();
+const bool has_bfloat16_dots = bfloat16_dots_run_here(), has_byte_dots = byte_dots_run_here();
 
 }  // namespace paceline
 
@@ -132,12 +140,12 @@ void paceline_head(const Model* model, const float* hidden, int tokens, int thre
     kernels().head(*model, hidden, tokens, threads, workspace, logits);
 }
 
-// Floating-point operations a second of independent fused multiply-adds, over some milliseconds: of floats, or of
-// bfloat16 by the fastest instruction there is.
-double paceline_peak(int threads, bool bfloat16) {
+// Operations a second of independent products and sums, over some milliseconds: of floats, bfloat16 (BF16) or bytes
+// (Q8_0), by the fastest instruction there is.
+double paceline_peak(int threads, int32_t input_kind) {
     std::vector<double> operations(threads);
     const double took = seconds(threads, [&](int thread) {
-        operations[thread] = (bfloat16 ? kernels().multiply_add_pairs : kernels().multiply_add)(1'000'000);
+        operations[thread] = kernels().multiply_add(1'000'000, input_kind);
     });
     double all = 0;
     for (double some : operations) all += some;

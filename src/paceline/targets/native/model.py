@@ -146,8 +146,12 @@ class LayerWeights:
 
     def matrices(self, chosen: int | None = None) -> tuple[Packed, ...]:
         """All, or those that one token passes."""
-        dense = (self.qkv, self.out, self.gate_up, self.down)
-        return *(matrix for matrix in dense if matrix), *(self.experts.matrices(chosen) if self.experts else ())
+        return *self.dense(), *(self.experts.matrices(chosen) if self.experts else ())
+
+    def dense(self, beside_experts: bool = True) -> tuple[Packed, ...]:
+        """All but those of experts; with or without the MLP that stands beside experts."""
+        mlp = (self.gate_up, self.down) if beside_experts or not self.experts else ()
+        return tuple(matrix for matrix in (self.qkv, self.out, *mlp) if matrix)
 
     def c(self) -> CLayer:
         return CLayer(
@@ -205,6 +209,16 @@ class NativeModel:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         NativeModel.__init__(self, **state)
+
+    def round_inputs(self) -> bool:
+        """From now on products with weights in blocks round their inputs to blocks of 8 bits; but not in MLPs with
+        experts. False where no matrix is stored so.
+        """
+        layers, norm, head = self._keep
+        rounded = [matrix.round_inputs() for layer in layers for matrix in layer.dense(beside_experts=False)]
+        rounded.append(head.round_inputs())
+        NativeModel.__init__(self, self.sizes, layers, norm, head)
+        return any(rounded)
 
     @property
     def windows(self) -> list[int]:

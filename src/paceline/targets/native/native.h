@@ -25,7 +25,7 @@ enum Kind : int32_t { F32, BF16, Q8_0, Q4_0, Q4_1, F16, Q5_0, Q5_1, Q2_K, Q3_K, 
 
 struct Matrix {  // y = W x + bias, packed by `pack_row`
     int32_t kind, outputs, inputs;
-    int32_t input_kind;  // F32, or BF16: inputs are rounded to bfloat16 first
+    int32_t input_kind;  // F32; BF16: inputs are rounded to bfloat16 first; Q8_0: to blocks of 8 bits
     const uint8_t* data;
     const float* bias;   // or null
     const Matrix* next;  // the outputs that follow, of another kind; or null
@@ -108,11 +108,12 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
     size_t (*workspace_floats)(const Model& model, const Pass& pass);
     void (*layers)(const Model& model, const Pass& pass, int first, int last, const uint8_t* skip, float* hidden);
     void (*head)(const Model& model, const float* hidden, int tokens, int threads, float* workspace, float* logits);
-    double (*multiply_add)(int64_t turns), (*multiply_add_pairs)(int64_t turns);
+    double (*multiply_add)(int64_t turns, int32_t input_kind);
     float (*read)(const float* from, size_t count);
 };
 
 extern const bool has_bfloat16_dots;  // the processor has AVX-512's products of bfloat16, two to a lane
+extern const bool has_byte_dots;      // and its products of bytes, four to a lane
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 

@@ -1,39 +1,56 @@
-// What one core can do at best: the two loops that the roofline of a pass is measured by.
+// What one core can do at best: the loops that the roofline of a pass is measured by.
+#include "int8_kernel.h"
 #include "kernels.h"
 #include "vectors.h"
 
 namespace paceline::PACELINE_ISA {
 
-// Independent chains, two for each cycle of a multiply-add's latency and unit, in registers. Returns the operations.
-double multiply_add(int64_t turns) {
-    constexpr int chains = 12;
-    wf a[chains] = {};
-    const wf factor = splat<wf>(0.999f), term = splat<wf>(0.001f);
+namespace {
+
+constexpr int CHAINS = 12;
+
+// Independent chains, two for each cycle of a multiply-add's latency and unit, in registers: `step(chain)`.
+template <class V, class Step>
+void run_chains(int64_t turns, Step step) {
+    V a[CHAINS] = {};
     for (int64_t turn = 0; turn < turns; turn++)
 #pragma GCC unroll 12
-        for (int i = 0; i < chains; i++) a[i] = keep(fma(a[i], factor, term));
-    volatile float result = 0;
-    for (int i = 0; i < chains; i++) result = result + a[i][0];
-    return 2.0 * turns * chains * WIDE;
+        for (int i = 0; i < CHAINS; i++) a[i] = keep(step(a[i]));
+#pragma GCC unroll 12
+    for (int i = 1; i < CHAINS; i++) a[0] += a[i];
+    volatile float result = a[0][0];
+    (void)result;
 }
 
-// The same of products of bfloat16, each lane of a factor being two of them; of floats where the processor has no such.
-double multiply_add_pairs(int64_t turns) {
+}  // namespace
+
+// Products and sums: of floats; of bfloat16, two to a lane; of bytes, four to a lane. Of floats as well where the
+// processor has no others. Returns how many operations that were.
+double multiply_add(int64_t turns, [[maybe_unused]] int32_t input_kind) {
+    const double floats = 2.0 * turns * CHAINS * WIDE;
 #if defined(__AVX512BF16__)
-    if (has_bfloat16_dots) {
-        constexpr int chains = 12;
-        wf a[chains] = {};
-        const wf half = (wf)_mm512_set1_epi32(0x3f003f00);
-        for (int64_t turn = 0; turn < turns; turn++)
-#pragma GCC unroll 12
-            for (int i = 0; i < chains; i++)
-                a[i] = keep((wf)_mm512_dpbf16_ps((__m512)a[i], (__m512bh)half, (__m512bh)half));
-        volatile float result = 0;
-        for (int i = 0; i < chains; i++) result = result + a[i][0];
-        return 4.0 * turns * chains * WIDE;
+    if (input_kind == BF16 && has_bfloat16_dots) {
+        const __m512bh half = (__m512bh)_mm512_set1_epi32(0x3f003f00);
+        run_chains<wf>(turns, [&](wf a) { return (wf)_mm512_dpbf16_ps((__m512)a, half, half); });
+        return 2 * floats;
     }
 #endif
-    return multiply_add(turns);
+#if defined(__AVX2__)
+    if (input_kind == Q8_0) {
+        alignas(64) int8_t ones[4] = {1, 1, 1, 1};
+        const wu four = {};
+        const auto run = [&]<class Products>(Products) {
+            run_chains<wi>(turns, [&](wi a) { return Products::add(a, four, ones), a; });
+        };
+#if defined(__AVX512F__)
+        if (has_byte_dots) return run(FourProducts<4>()), 4 * floats;
+#endif
+        return run(PairsOfProducts<4>()), 4 * floats;
+    }
+#endif
+    const wf factor = splat<wf>(0.999f), term = splat<wf>(0.001f);
+    run_chains<wf>(turns, [&](wf a) { return fma(a, factor, term); });
+    return floats;
 }
 
 // Adds all numbers up, so that each is read; four lines at a time.

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paceline.errors import OptionError
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.described import check_described, refuse
 from paceline.targets.native.build import library
@@ -71,6 +72,17 @@ class NativeTarget(Target):
         self.weight_bytes = sum(matrix.bytes for matrix in self.native.read)
         if self.native.sizes.experts:
             self.weight_count = sum(matrix.outputs * matrix.c.inputs for matrix in self.native.read)
+
+    def in_int8(self) -> NativeTarget:
+        """This target, whose matrix products with weights in blocks round their inputs to 8 bits from now on.
+
+        Raises:
+            OptionError: no weights are in blocks.
+        """
+        if self.compute_dtype != torch.float32 or not self.native.round_inputs():
+            raise OptionError(f"int8 is for models with weights in blocks, from a GGUF file: {self.name} has none")
+        self.compute_dtype = torch.int8
+        return self
 
     @property
     def windows(self) -> list[int]:

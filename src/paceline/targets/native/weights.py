@@ -73,7 +73,7 @@ class Packed:
         parts: the outputs of each. They lie one below the other, or `interleaved` (parts of equal size): eight
             outputs of each by turns, filled up with zeros, which is how the pass wants the MLP's gate and up.
         arena: where its memory comes from; without one it gets its own.
-        input_kind: F32, or BF16: products round their inputs to bfloat16.
+        input_kind: F32; or BF16: products round their inputs to bfloat16. See also `round_inputs`.
 
     Attributes:
         next: the outputs that follow, stored as another kind.
@@ -100,6 +100,14 @@ class Packed:
     def then(self, following: Packed) -> None:
         """Outputs of another kind come after these; `MAX_PARTS` matrices in all at most."""
         self.next, self.c.next = following, ctypes.addressof(following.c)
+
+    def round_inputs(self) -> bool:
+        """Products round their inputs to blocks of 8 bits from now on, if weights are in blocks in the whole chain."""
+        if any(matrix.kind in FLOATS for matrix in self.chain):
+            return False
+        for matrix in self.chain:
+            matrix.c.input_kind = Kind.Q8_0
+        return True
 
     @property
     def chain(self) -> list[Packed]:
