@@ -72,7 +72,9 @@ def fast_layers(lm: PreTrainedModel, target: Target) -> Target:
         return make_target(lm, tier="torch", proven=True)
     from paceline.targets.native import NativeTarget
 
-    return NativeTarget(lm, storage="rounded")  # the least to read, and drafts need not be exact
+    made = NativeTarget(lm, storage="rounded")  # the least to read, and drafts need not be exact
+    made.native.round_inputs()
+    return made
 
 
 def fast_linear(

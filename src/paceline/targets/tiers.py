@@ -157,9 +157,9 @@ def load_target(
     check_tier(tier, exact)  # before a model is loaded
     if dtype in ("int8", torch.int8):
         require(tier in (AUTO, "native"), f"int8 is computed by the native tier, not by {tier}")
-        target = load_target(name, device=device, tier="native", exact=exact, **options)
-        require(target.tier == "native", "int8 needs the native tier")
-        return cast("NativeTarget", target).in_int8()
+        floats = load_target(name, device=device, tier="native", exact=exact, **options)
+        require(floats.tier == "native", "int8 is computed by the native tier, which cannot be built here")
+        return cast("NativeTarget", floats).in_int8()
     source = _source_of_packed(name, dtype, device, tier, exact, options)
     if source and (started := _start_packed(source.location, tier)):
         return started

@@ -7,6 +7,13 @@
 #include "int8_kernel.h"
 #include "kernels.h"
 
+#if defined(__AVX512F__)
+namespace paceline::avx2 {  // for processors whose AVX-512 has no products of bytes
+void byte_products(int32_t kind, const uint8_t* weights, int panels, const float* x, int ldx, int tokens, int inputs,
+                   float* acc, const uint8_t* next);
+}
+#endif
+
 namespace paceline::PACELINE_ISA {
 namespace {
 
@@ -64,15 +71,19 @@ int byte_panels(int tokens) { return panels_of(tokens); }
 
 const ByteKernels* byte_kernels(int32_t kind) {
     switch (kind) {
-        case Q8_0: return fastest_byte_kernels<StoreBlocks<8, 128, false>>();
-        case Q4_0: return fastest_byte_kernels<StoreBlocks<4, 8, false>>();
-        case Q4_1: return fastest_byte_kernels<StoreBlocks<4, 0, true>>();
+        case Q8_0: return &byte_kernels_of<StoreBlocks<8, 128, false>>;
+        case Q4_0: return &byte_kernels_of<StoreBlocks<4, 8, false>>;
+        case Q4_1: return &byte_kernels_of<StoreBlocks<4, 0, true>>;
         default: return byte_kernels_k(kind);
     }
 }
 
 void byte_products(int32_t kind, const uint8_t* weights, int panels, const float* x, int ldx, int tokens, int inputs,
                    float* acc, const uint8_t* next) {
+#if defined(__AVX512F__)
+    if (!has_byte_dots)
+        return avx2::byte_products(kind, weights, panels, x, ldx, tokens, inputs, acc, next);
+#endif
     const ByteKernels& kernels = *byte_kernels(kind);
     const Format& f = format(kind);
     const size_t panel_bytes = f.bytes_of(inputs);

@@ -35,7 +35,7 @@ constexpr int BYTE_PANELS[] = {0, 4, 4, 3, 2, 2, 2, 1, 1};
 #elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int BYTE_PANELS[] = {0, 2, 1, 1, 1};
 #else
-constexpr int BYTE_PANELS[] = {0, 1, 1};
+constexpr int BYTE_PANELS[] = {0, 1};
 #endif
 constexpr int BYTE_TOKENS = sizeof(BYTE_PANELS) / sizeof(int) - 1;
 

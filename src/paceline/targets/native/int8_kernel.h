@@ -14,59 +14,38 @@ namespace paceline::PACELINE_ISA {
 namespace {
 
 // sum((u - less) q) of a unit, four inputs at a time: `add`, up to `most` of them, then `total`.
-#if defined(__AVX512F__)
-template <int BITS>
-struct FourProducts {  // AVX-512 VNNI has an instruction for it
-    static constexpr int most = BLOCK, less = 0;
-    static void add(wi& sum, wu four, const int8_t* q) {
-        asm("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*(const int32_t(*))q), "v"(four));
-    }
-    static wi total(wi sum) { return sum; }
-};
-#endif
-
-#if defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
 // Products of bytes, added in pairs into 16 bits, as many as fit. Eight bits are taken less 128, with their sign moved
 // to the inputs.
 template <int BITS>
-struct PairsOfProducts {
+struct Products {
     static constexpr int most = BITS == 8 ? 1 : BITS == 6 ? 2 : BITS == 5 ? 4 : 8;  // 127 (2^BITS - 1) 2 most < 2^15
     static constexpr int less = BITS == 8 ? 128 : 0;
+
     static void add(wi& sum, wu four, const int8_t* q) {
         int32_t together;
         std::memcpy(&together, q, 4);
-#if defined(__AVX512F__)
-        const __m512i inputs = _mm512_set1_epi32(together), digits = (__m512i)four, zero = _mm512_setzero_si512();
-        const __m512i less = _mm512_xor_si512(digits, _mm512_set1_epi8((char)0x80));
-        const __m512i products =
-            BITS < 8 ? _mm512_maddubs_epi16(digits, inputs)
-                     : _mm512_maddubs_epi16(_mm512_abs_epi8(less),
-                                            _mm512_mask_sub_epi8(inputs, _mm512_movepi8_mask(less), zero, inputs));
-        sum = (wi)_mm512_add_epi16((__m512i)sum, products);
-#else
-        const __m256i inputs = _mm256_set1_epi32(together), digits = (__m256i)four;
-        const __m256i less = _mm256_xor_si256(digits, _mm256_set1_epi8((char)0x80));
-        const __m256i products = BITS < 8 ? _mm256_maddubs_epi16(digits, inputs)
-                                          : _mm256_maddubs_epi16(_mm256_abs_epi8(less), _mm256_sign_epi8(inputs, less));
-        sum = (wi)_mm256_add_epi16((__m256i)sum, products);
-#endif
+        __m256i inputs = _mm256_set1_epi32(together), digits = (__m256i)four;
+        if (less) {
+            digits = _mm256_xor_si256(digits, _mm256_set1_epi8((char)less));
+            inputs = _mm256_sign_epi8(inputs, digits);
+            digits = _mm256_abs_epi8(digits);
+        }
+        sum = (wi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(digits, inputs));
     }
-    static wi total(wi sum) {
-#if defined(__AVX512F__)
-        return (wi)_mm512_madd_epi16((__m512i)sum, _mm512_set1_epi16(1));
-#else
-        return (wi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
-#endif
-    }
+    static wi total(wi sum) { return (wi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)); }
 };
-#endif
-
-#if !defined(__AVX2__)
+#else
 template <int BITS>
-struct FourProducts {
+struct Products {
     static constexpr int most = BLOCK, less = 0;
+
     static void add(wi& sum, wu four, const int8_t* q) {
+#if defined(__AVX512F__)  // VNNI has an instruction for it; without it this code is not reached, see int8.cpp
+        asm("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*(const int32_t*)q), "v"(four));
+#else
         for (int j = 0; j < 4; j++) sum += (wi)(four >> (8 * j) & 255u) * (int32_t)q[j];
+#endif
     }
     static wi total(wi sum) { return sum; }
 };
@@ -89,7 +68,7 @@ struct Rows {
     const size_t row_;
 };
 
-template <class S, template <int> class Products, int M, int P>
+template <class S, int M, int P>
 void byte_kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int inputs, float* acc, int stride,
                  Ahead ahead) {
     using D = typename S::D;
@@ -143,24 +122,10 @@ void byte_kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, 
         for (int i = 0; i < P * VECTORS; i++) store(acc + (size_t)token * stride + i * WIDE, a[token * P * VECTORS + i]);
 }
 
-template <class S, template <int> class Products>
-constexpr ByteKernels byte_kernels_of = []<size_t... I>(std::index_sequence<I...>) {
-    return ByteKernels{{nullptr, byte_kernel<S, Products, I + 1, 1>...},
-                       {nullptr, byte_kernel<S, Products, I + 1, BYTE_PANELS[I + 1]>...}};
-}(std::make_index_sequence<BYTE_TOKENS>());
-
-// With the fastest instructions that the processor has.
 template <class S>
-const ByteKernels* fastest_byte_kernels() {
-#if defined(__AVX512F__)
-    if (!has_byte_dots) return &byte_kernels_of<S, PairsOfProducts>;
-    return &byte_kernels_of<S, FourProducts>;
-#elif defined(__AVX2__)
-    return &byte_kernels_of<S, PairsOfProducts>;
-#else
-    return &byte_kernels_of<S, FourProducts>;
-#endif
-}
+constexpr ByteKernels byte_kernels_of = []<size_t... I>(std::index_sequence<I...>) {
+    return ByteKernels{{nullptr, byte_kernel<S, I + 1, 1>...}, {nullptr, byte_kernel<S, I + 1, BYTE_PANELS[I + 1]>...}};
+}(std::make_index_sequence<BYTE_TOKENS>());
 
 }  // namespace
 }  // namespace paceline::PACELINE_ISA

@@ -11,14 +11,15 @@ from paceline.targets.native.storage import Storage
 
 
 class RoundedLinear:
-    """`W x + b` with W in blocks of 8 bits (where its rows are whole blocks): a quarter of the bytes of float32, which
-    is what a draft's time goes into. Not exact, as drafts need not be.
+    """`W x + b` with W and x in blocks of 8 bits (where W's rows are whole blocks): a quarter of the bytes of float32
+    are what a draft's time goes into. Not exact, as drafts need not be.
     """
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None) -> None:
         packed = Storage("rounded", None, 0, {}).pack({"linear": linear_module(weight, bias)})
         self.bytes = packed.bytes
         self._model = NativeModel(Sizes(weight.shape[1]), [], None, packed)
+        self._model.round_inputs()
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         return self._model.head(x.contiguous(), normed=True)

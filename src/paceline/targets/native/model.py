@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -105,6 +105,7 @@ class CPass(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("position", "row", "slot", "prefix", "extra_start", "extra")),
         ("workspace", ctypes.c_void_p),
         ("beside", ctypes.c_void_p),
+        ("taps", ctypes.c_void_p),
     )
 
 
@@ -253,6 +254,7 @@ class NativeModel:
         stop: int,
         skip: bytes | None = None,
         beside: Float[Tensor, "tokens hidden"] | None = None,
+        taps: Mapping[int, Float[Tensor, "tokens hidden"]] | None = None,
     ) -> None:
         """Layers `start .. stop-1`, in place over `hidden` (contiguous); writes the tokens' keys and values.
 
@@ -261,6 +263,7 @@ class NativeModel:
             cache: `KVCache.addresses`.
             skip: two flags a layer of the range: leave out its attention, its MLP.
             beside: what the attention of layer `start` reads besides (contiguous), see `Target.layers`.
+            taps: filled with what enters these layers (contiguous), which are above `start` and at most `stop`.
         """
         call = CPass(
             len(hidden),
@@ -271,6 +274,9 @@ class NativeModel:
             *(array.ctypes.data for array in places),
         )
         call.beside = pointer(beside)
+        if taps:
+            entering = (ctypes.c_void_p * (stop - start))(*(pointer(taps.get(i + 1)) for i in range(start, stop)))
+            call.taps = ctypes.addressof(entering)
         call.workspace = self._scratch(self._library.paceline_workspace(self._c, ctypes.byref(call)))
         self._library.paceline_layers(self._c, ctypes.byref(call), start, stop, skip, hidden.data_ptr())
 

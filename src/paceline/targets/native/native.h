@@ -3,7 +3,8 @@
 //
 // Every floating-point result is one fixed sequence of operations, whatever the number of tokens and threads and
 // whatever the instruction set: that is what makes speculative decoding bit-for-bit plain decoding. Contraction is
-// off; `fma` (vectors.h) and bfloat16.cpp's products are the only fused operations.
+// off; `fma` (vectors.h) and bfloat16.cpp's products are the only fused operations. Sums of whole numbers (int8.cpp)
+// are exact in any order.
 //
 // All sources but library.cpp, ngrams.cpp and search.cpp are compiled once for each instruction set, with PACELINE_ISA
 // as the namespace of what they define; library.cpp chooses among them when the library is loaded.
@@ -99,6 +100,7 @@ struct Pass {  // `tokens` new tokens, flat over the rows of the batch
                                  // sees the whole list, or the end that its layer's window leaves
     float* workspace;            // workspace_floats(...) floats, 64-byte aligned
     const float* beside;         // [tokens, hidden], behind what the first layer's attention reads, normed; or null
+    float* const* taps;          // of each layer of the range: where what leaves it is copied to, or null; or null
 };
 
 struct Kernels {  // of one instruction set; see library.cpp for what each does

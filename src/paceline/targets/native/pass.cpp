@@ -1,5 +1,6 @@
 // The pass: a range of layers in place over hidden states, final norm and head; and the table of an instruction set.
 // One parallel region per call; its steps (team.h) spread tokens, outputs or heads, never a sum.
+#include <algorithm>
 #include <cstring>
 
 #include <omp.h>
@@ -121,6 +122,10 @@ void layers(const Model& m, const Pass& p, int first, int last, const uint8_t* s
             const uint8_t* left_out = skip ? skip + 2 * (index - first) : nullptr;
             LayerPass(team, m, p, b, index, hidden)
                 .run(!left_out || !left_out[0], !left_out || !left_out[1], index == first ? p.beside : nullptr);
+            if (float* tap = p.taps ? p.taps[index - first] : nullptr)
+                team.each(p.tokens, 4, [&](int t, int) {
+                    std::copy_n(hidden + (size_t)t * m.hidden, m.hidden, tap + (size_t)t * m.hidden);
+                });
         }
     });
 }

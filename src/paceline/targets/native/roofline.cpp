@@ -36,16 +36,11 @@ double multiply_add(int64_t turns, [[maybe_unused]] int32_t input_kind) {
     }
 #endif
 #if defined(__AVX2__)
-    if (input_kind == Q8_0) {
+    if (input_kind == Q8_0 && (WIDE == 8 || has_byte_dots)) {
         alignas(64) int8_t ones[4] = {1, 1, 1, 1};
         const wu four = {};
-        const auto run = [&]<class Products>(Products) {
-            run_chains<wi>(turns, [&](wi a) { return Products::add(a, four, ones), a; });
-        };
-#if defined(__AVX512F__)
-        if (has_byte_dots) return run(FourProducts<4>()), 4 * floats;
-#endif
-        return run(PairsOfProducts<4>()), 4 * floats;
+        run_chains<wi>(turns, [&](wi a) { return Products<4>::add(a, four, ones), a; });
+        return 4 * floats;
     }
 #endif
     const wf factor = splat<wf>(0.999f), term = splat<wf>(0.001f);
