@@ -148,8 +148,12 @@ class Target(ABC):
     ) -> tuple[Tensor, dict[int, Tensor]]:
         if any(tap < start for tap in taps):
             raise ValueError(f"a pass from layer {start} on cannot tap what entered a layer below")
-        if hidden is None:
-            hidden = self.embed(span)
+        return self._layers_tapped(self.embed(span) if hidden is None else hidden, span, cache, start, taps)
+
+    def _layers_tapped(
+        self, hidden: Tensor, span: Span, cache: KVCache, start: int, taps: Collection[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Layers from `start` on, and what enters those of `taps`."""
         at, tapped = start, {}
         for tap in sorted({*taps, self.num_layers}):
             if tap > at:

@@ -106,34 +106,9 @@ class NativeTarget(Target):
         stop: int,
         skip: Collection[tuple[int, str]] = (),
         beside: Tensor | None = None,
-    ) -> Float[Tensor, "batch width hidden"]:
-        return self._run(hidden, span, cache, start, stop, skip, beside)
-
-    def _through(
-        self, span: Span, cache: KVCache, taps: Collection[int], start: int = 0, hidden: Tensor | None = None
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """In one call: what is tapped is copied on the way."""
-        if any(tap < start for tap in taps):
-            raise ValueError(f"a pass from layer {start} on cannot tap what entered a layer below")
-        if hidden is None:
-            hidden = self.embed(span)
-        tapped = {tap: torch.empty_like(hidden, memory_format=torch.contiguous_format) for tap in taps if tap > start}
-        tapped |= {start: hidden} if start in taps else {}
-        return self._run(hidden, span, cache, start, self.num_layers, taps=tapped), tapped
-
-    def _run(
-        self,
-        hidden: Tensor,
-        span: Span,
-        cache: KVCache,
-        start: int,
-        stop: int,
-        skip: Collection[tuple[int, str]] = (),
-        beside: Tensor | None = None,
         taps: Mapping[int, Tensor] | None = None,
     ) -> Float[Tensor, "batch width hidden"]:
-        if start == stop:
-            return hidden
+        """See `Target.layers`. `taps` is filled with what enters these layers, above `start` and up to `stop`."""
         cache.place(span)
         hidden = hidden.clone(memory_format=torch.contiguous_format)  # the pass works in place
         flags = bytes((i, part) in skip for i in range(start, stop) for part in ("attention", "mlp")) if skip else None
@@ -145,6 +120,13 @@ class NativeTarget(Target):
         other = None if beside is None else beside.reshape(flat.shape).contiguous()
         self.native.layers(flat, self._ropes, cache.addresses, where, start, stop, flags, other, taps)
         return hidden
+
+    def _layers_tapped(
+        self, hidden: Tensor, span: Span, cache: KVCache, start: int, taps: Collection[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """In one call: what is tapped is copied on the way."""
+        tapped = {tap: hidden if tap == start else torch.empty(hidden.shape) for tap in taps}
+        return self.layers(hidden, span, cache, start, self.num_layers, taps=tapped), tapped
 
     def features(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         norm, size = self._norm, (hidden.shape[-1],)
