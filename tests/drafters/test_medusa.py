@@ -157,7 +157,7 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("tokens", [None, range(0, 256, 2)])
 def test_the_fast_forward(tier: str, vocabulary: str, tokens: range | None) -> None:
-    """Packed weights compute what the module does; on the native tier, with weights rounded to 8 bits."""
+    """Packed weights compute what the module does; on the native tier, with weights and inputs rounded to 8 bits."""
     model = small_llama().float()
     head = noisy(model, vocabulary=vocabulary, tokens=tokens)
     if tier == "native":
@@ -170,8 +170,9 @@ def test_the_fast_forward(tier: str, vocabulary: str, tokens: range | None) -> N
         states, logits = head.states(features), head(features)
         drafter = Medusa(make_target(small_llama().float(), tier=tier), head=head)
         got = drafter.forward(hidden)
-    torch.testing.assert_close(got.states, states, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(got.logits, logits, rtol=1e-4, atol=1e-4)
+    near = 0.02 if tier == "native" else 1e-4
+    torch.testing.assert_close(got.states, states, rtol=near, atol=near)
+    torch.testing.assert_close(got.logits, logits, rtol=near, atol=near)
 
 
 # -- chains and trees ----------------------------------------------------------------------------------------------
