@@ -73,7 +73,7 @@ class Told(Eagle):
         """It holds the target's features of all tokens but the last, as far as they do not wait."""
         cache = self.forward.cache
         read = int(cache.lengths[row.slot])
-        assert read + sum(map(len, row.state.waiting)) == len(row.ids) - 1
+        assert read + len(row.state.waiting) == len(row.ids) - 1
         if read:
             span = Span(torch.tensor([row.ids[1 : read + 1]]), np.zeros(1, dtype=np.int64))
             fresh = self.forward.layers.new_cache(1, read)
@@ -143,7 +143,7 @@ def test_steps_are_the_forward_over_the_whole_text(tier: str) -> None:
         request.slot, first = 0, len(request.ids) - 1
         drafter.begin(request, {target.num_layers: hidden[:first]})
         request.ids, rest = list(ids), hidden[first:]
-        request.state.waiting.append(rest)
+        request.state.waiting.add([rest], range(len(rest)))
         tree = TokenTree.root(ids[-1])
         tolerance = {"rtol": 0, "atol": 0.3 if tier == "native" else 1e-4}
         torch.testing.assert_close(drafter.step([request], [tree], 0).hidden[0], want, **tolerance)
@@ -167,14 +167,15 @@ def test_of_a_long_prompt_the_end_is_read(along: int, tail: int, read: int, monk
     request.slot = 0
     drafter.begin(request, {target.num_layers: hidden[: prompt - 1]})
     drafter.catch_up([request])
-    assert sum(map(len, request.state.waiting)) == along
+    assert len(request.state.waiting) == along
     for end in (prompt, len(ids)):
         request.ids = ids[:end]
         first = prompt - 1 - read
         want = head(seen[None, first : end - 1], torch.tensor([ids[first + 1 : end]]))[0, -1]
         got = drafter.step([request], [TokenTree.root(ids[end - 1])], 0).hidden[0]
         torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
-        request.state.waiting.append(hidden[prompt - 1 :])
+        rest = hidden[prompt - 1 :]
+        request.state.waiting.add([rest], range(len(rest)))
 
 
 @pytest.mark.parametrize("tokens", [None, range(100)])

@@ -119,7 +119,8 @@ def test_steps_are_the_forward_over_the_whole_text(tier: str, kind: dict[str, ob
         request.slot, known = 0, len(request.ids) - 1
         drafter.begin(request, {tap: part[:known] for tap, part in hidden.items()})
         request.ids = list(IDS)
-        request.state.waiting.append(torch.cat([hidden[tap][known:] for tap in drafter.taps], -1))
+        rest = [hidden[tap][known:] for tap in drafter.taps]
+        request.state.waiting.add(rest, range(len(rest[0])))
         tree = TokenTree.root(IDS[-1])
         step = drafter.step([request], [tree], 0)
         torch.testing.assert_close(step.hidden[0], guessed[0, 0], **tolerance)

@@ -133,9 +133,9 @@ class Merge(TreeDrafter):
                 self._ask(at, rows, asked)
             started = now()
             found = self._proposed(at, rows, asked, depths)
-            stopwatch.learn((now() - started) / len(asked))
             for row in asked:
                 pools[row.slot].take(at, found[row.slot], stopwatch.seconds)
+            stopwatch.learn((now() - started) / len(asked))  # what stands there is weighed again, which takes time, too
 
     def _ask(self, at: int, rows: Sequence[Row], asked: Sequence[Row]) -> None:
         """Tell a paid drafter which rows it is about to draft for, so that it reads what came while it was not asked:

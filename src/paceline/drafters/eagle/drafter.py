@@ -13,6 +13,7 @@ from paceline.clock import now
 from paceline.drafters.eagle.forward import MOST, EagleForward
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.drafters.eagle.tree import DynamicTree
+from paceline.drafters.eagle.waiting import Waiting
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
 from paceline.drafting.budget import AUTO, Budget
@@ -38,7 +39,7 @@ class EagleState:
         length: tokens when it was last drafted for.
     """
 
-    waiting: list[Tensor]
+    waiting: Waiting
     budget: Budget | None
     length: int = 0
 
@@ -101,14 +102,14 @@ class Eagle(AutoregressiveDrafter):
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         budget = self.new_budget() if self.reads_costs else None
-        row.state = EagleState([torch.cat([hidden[tap][-MOST:] for tap in self.taps], -1)], budget)
+        row.state = EagleState(Waiting(torch.cat([hidden[tap][-MOST:] for tap in self.taps], -1), MOST), budget)
         self.forward.begin(row)
         if self._text:
             self._text.begin(row.slot)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: EagleState = row.state
-        state.waiting.append(torch.cat([rows_of(out.taps[tap], path) for tap in self.taps], -1))
+        state.waiting.add([out.taps[tap] for tap in self.taps], path)
         if state.budget:
             state.budget.observe(row.ids[state.length :])
 
@@ -195,8 +196,3 @@ class Eagle(AutoregressiveDrafter):
         state: EagleState = row.state
         state.length, tree = len(row.ids), grown.tree(self.source)
         return state.budget.choose(tree, rows, slots=state.length) if state.budget else tree
-
-
-def rows_of(hidden: Float[Tensor, "nodes hidden"], path: Sequence[int]) -> Float[Tensor, "path hidden"]:
-    """These rows: most often the first ones, which need no copy."""
-    return hidden[: len(path)] if path[-1] == len(path) - 1 else hidden[path]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from paceline.drafters.eagle.fused_head import Eagle3Head, WideLayer
 from paceline.drafters.eagle.head import EagleHead
+from paceline.drafters.eagle.waiting import Waiting
 from paceline.drafting.base import Row
 from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import fast_layers, fast_linear
@@ -31,8 +32,7 @@ class EagleForward:
     next token. Behind the root stands what comes of states that the head guesses, until the next round. The first slot
     need not be the first position: positions count from what the head has read first.
 
-    `row.state.waiting` are hidden states of the target `[tokens, taps * hidden]` that the head has not read, up to the
-    token before the root.
+    `row.state.waiting` are hidden states of the target that the head has not read (`Waiting`).
 
     Attributes:
         taps: which of the target's hidden states it reads, side by side.
@@ -125,30 +125,30 @@ class EagleForward:
     def catch_up(self, rows: Sequence[Row]) -> None:
         """Of the rows that are drafted for, read what waits but the last tokens, which are read with the root."""
         for row in rows:
-            waiting = sum(map(len, row.state.waiting))
+            waiting = len(row.state.waiting)
             if row.room > 0 and waiting > ALONG:
                 self._read_waiting(row, waiting - ALONG)
 
     @staticmethod
     def _taken(row: Row) -> Float[Tensor, "tokens hidden"]:
         """What waits, and no longer does; nothing of a row that is not drafted for."""
-        pieces: list[Tensor] = row.state.waiting
-        pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
-        waiting = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        nothing = waiting[:0]
-        row.state.waiting = [nothing if row.room > 0 else waiting]
-        return waiting if row.room > 0 else nothing
+        waiting: Waiting = row.state.waiting
+        taken = waiting.whole()
+        if row.room <= 0:
+            return taken[:0]
+        waiting.keep(0)
+        return taken
 
     def _read_waiting(self, row: Row, count: int) -> None:
         """Read the first `count` of what waits, or only the last of them."""
-        waiting, own = torch.cat(row.state.waiting), self.cache.rows(row.slot, row.slot + 1)
+        waiting, own = row.state.waiting.whole(), self.cache.rows(row.slot, row.slot + 1)
         if count > TAIL:
             own.lengths[0] = 0
         piece, end = waiting[max(count - TAIL, 0) : count], len(row.ids) - len(waiting) + count
         ids = torch.tensor([row.ids[end - len(piece) : end]], device=self.target.device)
         self._run(self._read(piece[None]), Span(ids, own.lengths.copy()), own)
         own.lengths += len(piece)
-        row.state.waiting = [waiting[count:]]
+        row.state.waiting.keep(len(waiting) - count)
 
     def _read(self, hidden: Float[Tensor, "batch width taps*hidden"]) -> Float[Tensor, "batch width hidden"]:
         """What stands for a guessed state where the target's own are known: its feature, or several fused."""
