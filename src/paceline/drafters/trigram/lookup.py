@@ -54,6 +54,7 @@ class TrigramLookup(DraftSource):
         self.tables, self.rule, self.plan = matrix.tables[matrix.order - rule.order :], rule, plan
         self.shared = Overlay(rule.order, half_life=shared or 1.0, compiled=self._compiled)
         self.shares, self.adapt, self.window, self.seed = shared > 0, adapt, window, seed
+        self.learns_at_once = self.shares or rule.literal  # each round; else when a draft is asked for
         self.arena = new_arena(rule.order, plan.iterations, plan.nodes)
         self.chains = False
         if not native:
@@ -73,6 +74,7 @@ class TrigramLookup(DraftSource):
     def propose(self, ids: list[int], memory: Memory, depth: int, most: int, min_score: float = 0.0) -> Candidates:
         if self.chains:
             return self.propose_all([ids], [memory], depth, most)[0]
+        self._catch_up(ids, memory)
         plan = self.plan._replace(
             depth=min(depth, self.plan.depth), nodes=min(most, self.plan.nodes), min_score=min_score
         )
@@ -86,6 +88,8 @@ class TrigramLookup(DraftSource):
     ) -> list[Candidates]:
         if not self.chains:
             return super().propose_all(texts, memories, depth, most)
+        for ids, memory in zip(texts, memories, strict=True):
+            self._catch_up(ids, memory)
         shape = len(texts), min(depth, most, self.plan.depth)
         tokens, scores, sizes = np.zeros(shape, np.int64), np.zeros(shape), np.zeros(len(texts), np.int64)
         contexts = np.array([self._tail(ids) for ids in texts], np.int64)
@@ -98,7 +102,8 @@ class TrigramLookup(DraftSource):
     def observe(self, ids: list[int], memory: Memory) -> None:
         if self.shares:
             self.shared.learn(ids, memory.seen)
-        self._adapt(ids, memory)
+        if self.learns_at_once:
+            self._adapt(ids, memory)
 
     def _tail(self, ids: Sequence[int]) -> list[int]:
         width = self.rule.order - 1
@@ -107,6 +112,11 @@ class TrigramLookup(DraftSource):
     def _ngrams(self, overlay: Overlay) -> Ngrams:
         rule = self.rule._replace(shared_scale=self.shared.scale)
         return Ngrams(self.tables, overlay.counts, self.shared.counts, rule)
+
+    def _catch_up(self, ids: Sequence[int], memory: Memory) -> None:
+        """Learn what has come, if that was left until a draft is asked for: where none is, nothing is learned."""
+        if not self.learns_at_once:
+            self._adapt(ids, memory)
 
     def _adapt(self, ids: Sequence[int], memory: Memory) -> None:
         """Self-improvement: Algorithm 2 goes over its window again, in our form each n-gram counts once."""
