@@ -2,8 +2,9 @@
 
     python benchmarks/field/run.py --work FOLDER --out RESULTS [--peers transformers,paceline,...] [--limit 4]
 
-Every engine loads once and then sleeps but for its turns. For each prompt and temperature all answer once, in an order
-that rotates. RESULTS gets `runs.jsonl` (a line a request, as they come), `config.json`, `results.jsonl` and `table.md`;
+Every engine loads once a temperature and then sleeps but for its turns. For each prompt all answer once, in an order
+that rotates. As some learn from what they wrote, none sees a prompt twice: it warms up with another, and starts anew
+for the next temperature. RESULTS gets `runs.jsonl` (a line a request, as they come), `config.json`, `results.jsonl` and `table.md`;
 what cannot be installed, loaded or run is a row that says why. `--work` keeps an environment a peer between runs.
 """
 
@@ -14,6 +15,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +28,13 @@ from typing import Any, NamedTuple
 from engine import Engine, EngineError
 from environments import Unusable, inside, interpreter
 from peers import HF, PEERS, Peer
-from summary import RUNS, method, summarise
+from summary import CONFIG, RUNS, method, summarise
 
 HERE = Path(__file__).parent
 GIB = 1 << 30
 PAUSE = 0.2  # seconds between turns
 WARM_UP = 8  # tokens
+WARM_UP_PROMPT = "Name three rivers and say where each of them begins."
 Say = Callable[[str], None]
 
 
@@ -39,6 +42,7 @@ class Job(NamedTuple):
     """What all are asked, and of which model."""
 
     prompts: list[dict[str, Any]]  # id, task, ids
+    warm_up: list[int]  # token ids of a prompt that is none of them
     model: dict[str, Any]  # of an adapter's argument: name, model, gguf, eos
 
 
@@ -52,10 +56,13 @@ class Runner:
 
 
 class Field:
-    """The engines that could be started, and what became of the others."""
+    """The engines that could be started for one temperature, and what became of the others."""
 
-    def __init__(self, options: argparse.Namespace, settings: dict[str, Any], stack: ExitStack, say: Say) -> None:
-        self.options, self.settings, self.stack, self.say = options, settings, stack, say
+    def __init__(
+        self, options: argparse.Namespace, settings: dict[str, Any], temperature: float, stack: ExitStack, say: Say
+    ) -> None:
+        self.options, self.settings, self.temperature = options, settings, temperature
+        self.stack, self.say = stack, say
         self.runners: list[Runner] = []
         self.failed: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
@@ -101,16 +108,18 @@ class Field:
             self._fail(peer, [mode], why)
         self.runners += [Runner(peer, mode, engine) for mode in modes if mode not in told["failed"]]
         self.memory[name] = engine.memory()
-        self.say(f"{name}: {', '.join(f'{k} {v}' for k, v in told['versions'].items())}; {self.memory[name] / GIB:.1f} GiB")
+        self.say(
+            f"{name}: {', '.join(f'{k} {v}' for k, v in told['versions'].items())}; {self.memory[name] / GIB:.1f} GiB"
+        )
 
     def _fail(self, peer: Peer, modes: Sequence[str] | dict[str, Any], why: str) -> None:
         for mode in modes:
             self.failed[method(peer.name, mode)] = why
         self.say(f"{peer.name} ({', '.join(modes)}): {why}")
 
-    def ask(self, runner: Runner, prompt: dict[str, Any], tokens: int, temperature: float, seed: int) -> dict[str, Any]:
+    def ask(self, runner: Runner, ids: list[int], tokens: int, seed: int) -> dict[str, Any]:
         """The answer of one turn, as `protocol.py` has it; `{"error": why}` of a process that is no more, too."""
-        asked = {"ids": prompt["ids"], "max_new_tokens": tokens, "temperature": temperature, "seed": seed}
+        asked = {"ids": ids, "max_new_tokens": tokens, "temperature": self.temperature, "seed": seed}
         if not runner.engine.alive:
             return {"error": "its process had ended"}
         try:
@@ -118,49 +127,48 @@ class Field:
         except EngineError as error:
             return {"error": str(error)}
 
-    def warm_up(self, prompt: dict[str, Any]) -> None:
+    def warm_up(self, ids: list[int]) -> None:
         """Pages come in, threads start; who fails now is out."""
         for runner in list(self.runners):
-            for temperature in self.options.temperatures:
-                if why := self.ask(runner, prompt, WARM_UP, temperature, 0).get("error"):
-                    self._fail(runner.peer, [runner.mode], why)
-                    self.runners.remove(runner)
-                    break
+            if why := self.ask(runner, ids, WARM_UP, 0).get("error"):
+                self._fail(runner.peer, [runner.mode], why)
+                self.runners.remove(runner)
 
     def run(self, prompts: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """A row a request."""
-        turn = 0
         for number, prompt in enumerate(prompts):
-            for temperature in self.options.temperatures:
-                first = turn % max(len(self.runners), 1)
-                turn += 1
-                for runner in self.runners[first:] + self.runners[:first]:
-                    time.sleep(PAUSE)
-                    seed = self.options.seed + number
-                    answer = self.ask(runner, prompt, self.options.max_new_tokens, temperature, seed)
-                    about = {"method": method(runner.peer.name, runner.mode), "peer": runner.peer.name}
-                    about |= {"mode": runner.mode, "id": prompt["id"], "task": prompt["task"]}
-                    yield {**about, "temperature": temperature, **answer}
-            self.say(f"{number + 1} of {len(prompts)} prompts")
+            first = number * 5 % max(len(self.runners), 1)  # by more than the modes of most peers
+            for runner in self.runners[first:] + self.runners[:first]:
+                time.sleep(PAUSE)
+                answer = self.ask(runner, prompt["ids"], self.options.max_new_tokens, self.options.seed + number)
+                about = {"method": method(runner.peer.name, runner.mode), "temperature": self.temperature}
+                yield {**about, "id": prompt["id"], "task": prompt["task"], **answer}
+            self.say(f"temperature {self.temperature:g}: {number + 1} of {len(prompts)} prompts")
 
 
 def main(words: Sequence[str] | None = None) -> None:
     options = parse(words)
-    options.work.mkdir(parents=True, exist_ok=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    work_of_before = options.out / RUNS
-    if work_of_before.exists():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the engines' ends
+    if (options.out / RUNS).exists():
         raise SystemExit(f"error: {options.out} has results: name another folder")
     job = prepare(options)
-    context = max(len(prompt["ids"]) for prompt in job.prompts) + options.max_new_tokens + 64
+    for folder in (options.work, options.out):
+        folder.mkdir(parents=True, exist_ok=True)
+    context = max(map(len, (job.warm_up, *(prompt["ids"] for prompt in job.prompts)))) + options.max_new_tokens + 64
     settings = {**job.model, "threads": options.threads, "context": context}
-    with ExitStack() as stack, work_of_before.open("w") as out:
-        field = Field(options, settings, stack, say)
-        field.start([peer for peer in PEERS if peer.name in options.peers])
-        field.warm_up(job.prompts[0])
-        write_config(options, field, words)
-        for row in field.run(job.prompts):
-            print(json.dumps(row), file=out, flush=True)
+    config = described(options, settings, sys.argv[1:] if words is None else words)
+    with (options.out / RUNS).open("w") as out:
+        for temperature in options.temperatures:
+            with ExitStack() as stack:
+                field = Field(options, settings, temperature, stack, say)
+                field.start([peer for peer in PEERS if peer.name in options.peers])
+                field.warm_up(job.warm_up)
+                config["versions"] |= field.versions
+                config["memory_mb"] |= {name: size >> 20 for name, size in field.memory.items()}
+                config["failed"][f"{temperature:g}"] = field.failed
+                (options.out / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+                for row in field.run(job.prompts):
+                    print(json.dumps(row), file=out, flush=True)
     print(summarise(options.out))
 
 
@@ -168,40 +176,40 @@ def prepare(options: argparse.Namespace) -> Job:
     """The prompts as token ids, with the model's chat template, and where the model's files are."""
     import paceline
     from paceline.bench.suites import load_suite
+    from paceline.errors import PacelineError
     from paceline.targets.sources import resolve
 
-    source = resolve(options.model)
-    llm = paceline.load(options.model, drafter="none", tier="reference")
-    prompts = load_suite(options.suite, (), options.limit, 1)
-    model = {"name": options.model, "model": source.location, "eos": list(llm.target.eos)}
-    model["gguf"] = str(source.gguf) if source.gguf else None
-    return Job([{"id": one.id, "task": one.task, "ids": llm.encode(one.turns[0])} for one in prompts], model)
+    try:
+        prompts = load_suite(options.suite, (), options.limit, 1)
+        source = resolve(options.model)
+        llm = paceline.load(options.model, drafter="none", tier="reference")
+    except PacelineError as error:
+        raise SystemExit(f"error: {error}") from error
+    if source.gguf is None:
+        raise SystemExit(f"error: {options.model} does not come from a GGUF file, which llama.cpp needs")
+    model = {"name": options.model, "model": source.location, "gguf": str(source.gguf), "eos": list(llm.target.eos)}
+    asked = [{"id": one.id, "task": one.task, "ids": llm.encode(one.turns[0])} for one in prompts]
+    return Job(asked, llm.encode(WARM_UP_PROMPT), model)
 
 
-def write_config(options: argparse.Namespace, field: Field, words: Sequence[str] | None) -> None:
+def described(options: argparse.Namespace, settings: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """What `config.json` says; the engines' versions, memory and failures come in as they start."""
     from paceline.targets.machine import cpu
 
-    config = {
+    modes = [(peer, mode) for peer in PEERS if peer.name in options.peers for mode in peer.modes]
+    asked = {name: getattr(options, name) for name in ("model", "limit", "max_new_tokens", "temperatures", "threads")}
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "benchmarks/field/run.py", *(sys.argv[1:] if words is None else words)]),
+        "command": shlex.join(["python", "benchmarks/field/run.py", *words]),
         "machine": {"cpu": cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "settings": {
-            name: getattr(options, name) if name != "suite" else Path(options.suite).name
-            for name in ("model", "suite", "limit", "max_new_tokens", "temperatures", "threads", "seed")
-        },
-        "methods": [method(peer.name, mode) for peer in PEERS if peer.name in options.peers for mode in peer.modes],
-        "references": {method(peer.name, mode): plain(peer) for peer in PEERS for mode in peer.modes},
-        "versions": field.versions,
-        "memory_mb": {name: size >> 20 for name, size in field.memory.items()},
-        "failed": field.failed,
-        "eos": field.settings["eos"],
+        "settings": {**asked, "seed": options.seed, "suite": Path(options.suite).name},
+        "eos": settings["eos"],
+        "methods": [method(peer.name, mode) for peer, mode in modes],
+        "references": {method(peer.name, mode): method(peer.reference, "plain") for peer, mode in modes},
+        "versions": {},
+        "memory_mb": {},
+        "failed": {},
     }
-    (options.out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-
-
-def plain(peer: Peer) -> str:
-    """The method whose greedy ids a peer's are held against."""
-    return method(peer.reference, "plain")
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -210,7 +218,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="new folder of results")
     parser.add_argument("--peers", default=",".join(peer.name for peer in PEERS), help="default %(default)s")
     parser.add_argument("--environment", type=pair, action="append", default=[], metavar="PEER=FOLDER", help="made")
-    parser.add_argument("--interpreter", type=pair, action="append", default=[], metavar="PEER=PYTHON", help="to make it")
+    parser.add_argument(
+        "--interpreter", type=pair, action="append", default=[], metavar="PEER=PYTHON", help="to make it"
+    )
     parser.add_argument("--model", default="smollm2-135m", help="named model that comes from a GGUF file")
     parser.add_argument("--suite", default=str(HERE.parent / "prompts" / "tuning.jsonl"))
     parser.add_argument("--limit", type=int, help="first prompts of each task")

@@ -1,6 +1,6 @@
 """Results and a table of a field run's requests; of one that was interrupted, too.
 
-    python benchmarks/field/summary.py RESULTS
+python benchmarks/field/summary.py RESULTS
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-RUNS, RESULTS, TABLE = "runs.jsonl", "results.jsonl", "table.md"
+CONFIG, RUNS, RESULTS, TABLE = "config.json", "runs.jsonl", "results.jsonl", "table.md"
 OVERALL = "overall"
 PLAIN = "transformers:plain"
 Row = dict[str, Any]
@@ -23,7 +23,7 @@ def method(peer: str, mode: str) -> str:
 
 def summarise(folder: Path) -> str:
     """Writes `results.jsonl`, an object a method, task and temperature, and `table.md`, which is returned."""
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / CONFIG).read_text())
     runs = [json.loads(line) for line in (folder / RUNS).read_text().splitlines()]
     rows = list(results(runs, config))
     (folder / RESULTS).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -38,7 +38,7 @@ def results(runs: Sequence[Row], config: Row) -> Iterator[Row]:
     `identical` and `different` count greedy outputs against those of `reference`; `error` says how it failed, `answered`
     how often it did not. Speeds are of the answered prompts, as is what they are relative to.
     """
-    eos = set(config.get("eos", []))
+    eos = set(config["eos"])
     found = {(run["method"], run["temperature"], run["id"]): run for run in runs}
     tasks = list(dict.fromkeys(run["task"] for run in runs))
     for temperature in config["settings"]["temperatures"]:
@@ -71,7 +71,9 @@ def _result(
         known = [(run, other) for run in good if "ids" in (other := found.get((reference, 0, run["id"]), {}))]
         row["identical"] = sum(_cut(run["ids"], eos) == _cut(other["ids"], eos) for run, other in known)
         row["different"] = len(known) - row["identical"]
-    error = next((run["error"] for run in own if "error" in run), None) or config["failed"].get(name)
+    error = next((run["error"] for run in own if "error" in run), None) or config["failed"].get(
+        f"{temperature:g}", {}
+    ).get(name)
     return {**row, "error": error}
 
 
