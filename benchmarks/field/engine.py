@@ -6,6 +6,7 @@ nothing from the engine whose turn it is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -14,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 #: Threads sleep, not spin, where the runtime heeds it.
@@ -43,7 +43,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -88,10 +88,8 @@ class Engine:
             self._signal(signal.SIGKILL)
         self._process.wait()
         for pipe in (self._input, self._output):
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                pass
 
     @property
     def _input(self) -> IO[bytes]:
@@ -104,10 +102,8 @@ class Engine:
         return self._process.stdout
 
     def _signal(self, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            pass
 
     def _read(self, seconds: float) -> dict[str, Any]:
         """The next line; there is never more than one on its way."""

@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from peers import Peer
+if TYPE_CHECKING:
+    from peers import Peer
 
 
 class Unusable(Exception):

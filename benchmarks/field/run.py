@@ -4,8 +4,9 @@
 
 Every engine loads once a temperature and then sleeps but for its turns. For each prompt all answer once, in an order
 that rotates. As some learn from what they wrote, none sees a prompt twice: it warms up with another, and starts anew
-for the next temperature. RESULTS gets `runs.jsonl` (a line a request, as they come), `config.json`, `results.jsonl` and `table.md`;
-what cannot be installed, loaded or run is a row that says why. `--work` keeps an environment a peer between runs.
+for the next temperature. RESULTS gets `runs.jsonl` (a line a request, as they come), `config.json`, `results.jsonl` and
+`table.md`; what cannot be installed, loaded or run is a row that says why. `--work` keeps an environment a peer between
+runs.
 """
 
 from __future__ import annotations
@@ -148,7 +149,6 @@ class Field:
 
 def main(words: Sequence[str] | None = None) -> None:
     options = parse(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the engines' ends
     if (options.out / RUNS).exists():
         raise SystemExit(f"error: {options.out} has results: name another folder")
     job = prepare(options)
@@ -254,4 +254,5 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the engines' ends
     main()

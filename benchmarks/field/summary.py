@@ -35,8 +35,8 @@ def summarise(folder: Path) -> str:
 def results(runs: Sequence[Row], config: Row) -> Iterator[Row]:
     """A row a method, task and temperature: `tau` is tokens a target pass, None where passes are not known.
 
-    `identical` and `different` count greedy outputs against those of `reference`; `error` says how it failed, `answered`
-    how often it did not. Speeds are of the answered prompts, as is what they are relative to.
+    `identical` and `different` count greedy outputs against those of `reference`; `error` says how it failed,
+    `answered` how often it did not. Speeds are of the answered prompts, as is what they are relative to.
     """
     eos = set(config["eos"])
     found = {(run["method"], run["temperature"], run["id"]): run for run in runs}
