@@ -19,7 +19,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,7 +36,6 @@ GIB = 1 << 30
 PAUSE = 0.2  # seconds between turns
 WARM_UP = 8  # tokens
 WARM_UP_PROMPT = "Name three rivers and say where each of them begins."
-Say = Callable[[str], None]
 
 
 class Job(NamedTuple):
@@ -60,10 +59,10 @@ class Field:
     """The engines that could be started for one temperature, and what became of the others."""
 
     def __init__(
-        self, options: argparse.Namespace, settings: dict[str, Any], temperature: float, stack: ExitStack, say: Say
+        self, options: argparse.Namespace, job: Job, settings: dict[str, Any], temperature: float, stack: ExitStack
     ) -> None:
-        self.options, self.settings, self.temperature = options, settings, temperature
-        self.stack, self.say = stack, say
+        self.options, self.job, self.settings = options, job, settings
+        self.temperature, self.stack = temperature, stack
         self.runners: list[Runner] = []
         self.failed: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
@@ -107,16 +106,23 @@ class Field:
         self.versions[peer.name] = told["versions"]
         for mode, why in told["failed"].items():
             self._fail(peer, [mode], why)
-        self.runners += [Runner(peer, mode, engine) for mode in modes if mode not in told["failed"]]
+        for mode in modes:
+            if mode not in told["failed"]:
+                self._warm_up(Runner(peer, mode, engine))
         self.memory[name] = engine.memory()
-        self.say(
-            f"{name}: {', '.join(f'{k} {v}' for k, v in told['versions'].items())}; {self.memory[name] / GIB:.1f} GiB"
-        )
+        say(f"{name}: {', '.join(f'{k} {v}' for k, v in told['versions'].items())}; {self.memory[name] / GIB:.1f} GiB")
 
     def _fail(self, peer: Peer, modes: Sequence[str] | dict[str, Any], why: str) -> None:
         for mode in modes:
             self.failed[method(peer.name, mode)] = why
-        self.say(f"{peer.name} ({', '.join(modes)}): {why}")
+        say(f"{peer.name} ({', '.join(modes)}): {why}")
+
+    def _warm_up(self, runner: Runner) -> None:
+        """Pages come in, threads start; who fails now is out."""
+        if why := self.ask(runner, self.job.warm_up, WARM_UP, 0).get("error"):
+            self._fail(runner.peer, [runner.mode], why)
+        else:
+            self.runners.append(runner)
 
     def ask(self, runner: Runner, ids: list[int], tokens: int, seed: int) -> dict[str, Any]:
         """The answer of one turn, as `protocol.py` has it; `{"error": why}` of a process that is no more, too."""
@@ -128,23 +134,16 @@ class Field:
         except EngineError as error:
             return {"error": str(error)}
 
-    def warm_up(self, ids: list[int]) -> None:
-        """Pages come in, threads start; who fails now is out."""
-        for runner in list(self.runners):
-            if why := self.ask(runner, ids, WARM_UP, 0).get("error"):
-                self._fail(runner.peer, [runner.mode], why)
-                self.runners.remove(runner)
-
-    def run(self, prompts: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def run(self) -> Iterator[dict[str, Any]]:
         """A row a request."""
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(self.job.prompts):
             first = number * 5 % max(len(self.runners), 1)  # by more than the modes of most peers
             for runner in self.runners[first:] + self.runners[:first]:
                 time.sleep(PAUSE)
                 answer = self.ask(runner, prompt["ids"], self.options.max_new_tokens, self.options.seed + number)
                 about = {"method": method(runner.peer.name, runner.mode), "temperature": self.temperature}
                 yield {**about, "id": prompt["id"], "task": prompt["task"], **answer}
-            self.say(f"temperature {self.temperature:g}: {number + 1} of {len(prompts)} prompts")
+            say(f"temperature {self.temperature:g}: {number + 1} of {len(self.job.prompts)} prompts")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -160,14 +159,13 @@ def main(words: Sequence[str] | None = None) -> None:
     with (options.out / RUNS).open("w") as out:
         for temperature in options.temperatures:
             with ExitStack() as stack:
-                field = Field(options, settings, temperature, stack, say)
+                field = Field(options, job, settings, temperature, stack)
                 field.start([peer for peer in PEERS if peer.name in options.peers])
-                field.warm_up(job.warm_up)
                 config["versions"] |= field.versions
                 config["memory_mb"] |= {name: size >> 20 for name, size in field.memory.items()}
                 config["failed"][f"{temperature:g}"] = field.failed
                 (options.out / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
-                for row in field.run(job.prompts):
+                for row in field.run():
                     print(json.dumps(row), file=out, flush=True)
     print(summarise(options.out))
 

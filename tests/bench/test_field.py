@@ -156,7 +156,7 @@ def state(engine: Any) -> str:
 def test_no_more_engines_than_fit(field: Any, adapter: str, tmp_path: Path) -> None:
     options = field.run.parse(["--work", str(tmp_path), "--out", str(tmp_path), "--memory", "0.001"])
     with field.run.ExitStack() as stack:
-        conductor = field.run.Field(options, {}, 0.0, stack, lambda _: None)
+        conductor = field.run.Field(options, field.run.Job([], [1], {}), {}, 0.0, stack)
         conductor.start([field.peers.Peer("p", adapter, {"one": {}, "two": {}}, alone=True)])
         assert [runner.mode for runner in conductor.runners] == ["one"]
     assert conductor.failed["p:two"].startswith("not started: 0.0 GiB are in use")
