@@ -1,5 +1,5 @@
 # One virtual environment, .venv: every target builds what it needs of it, and only once.
-#   make demo | test | coverage | test-vllm | lint | format | docs | bench-quick | wheel | venv | dev | clean
+#   make demo | test | coverage | test-vllm | lint | format | docs | bench-quick | bench-field | wheel | venv | dev | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -c $(CONSTRAINTS)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test coverage test-vllm lint format docs bench-quick wheel venv dev clean
+.PHONY: demo test coverage test-vllm lint format docs bench-quick bench-field wheel venv dev clean
 
 demo: $(VENV)/.runtime
 	@echo "An edit, where much of the answer stands in the prompt: what drafts are good at. Other prompts gain less."
@@ -38,6 +38,9 @@ docs: $(VENV)/.dev  ## into build/site; a dead link is an error
 
 bench-quick: $(VENV)/.runtime  ## three minutes: is this slower than the last release, or than BASE=COMMIT?
 	PYTHON=$(BIN)/python benchmarks/quick.sh $(BASE)
+
+bench-field: $(VENV)/.runtime  ## paceline beside other packages, which are installed under build/field (docs/field.md)
+	$(BIN)/python benchmarks/field/run.py --work build/field --out $(or $(OUT),build/field/results) $(OPTIONS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
