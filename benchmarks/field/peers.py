@@ -7,7 +7,7 @@ from typing import Any
 
 TORCH = "torch==2.13.0"
 TRANSFORMERS = "transformers==5.23.0"
-HF, LLAMA = "transformers", "llama.cpp"
+HF, LLAMA, INT8 = "transformers", "llama.cpp", "paceline-int8"
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,15 @@ PEERS = (
             "ar, torch": {"drafter": "none", "tier": "torch"},
             "auto, torch": {"drafter": "auto", "tier": "torch"},
         },
+    ),
+    Peer(  # other text than float32's: see docs/target-pass.md
+        INT8,
+        "with_paceline.py",
+        {
+            "plain": {"drafter": "none", "tier": "native", "dtype": "int8"},
+            "auto": {"drafter": "auto", "tier": "native", "dtype": "int8"},
+        },
+        reference=INT8,
     ),
     Peer(
         "economize",

@@ -17,7 +17,7 @@ def load(settings: dict[str, Any]) -> Build:
     def build(_: str, options: dict[str, Any]) -> Generate:
         tier = options["tier"]
         if tier not in loaded:
-            loaded[tier] = paceline.load(settings["name"], drafter="none", tier=tier)
+            loaded[tier] = paceline.load(settings["name"], drafter="none", tier=tier, dtype=options.get("dtype"))
         if loaded[tier].target.tier != tier:
             raise RuntimeError(f"the {tier} tier cannot be had here")
         llm = loaded[tier].method(options["drafter"])
