@@ -36,7 +36,7 @@ lint: $(VENV)/.dev
 docs: $(VENV)/.dev  ## into build/site; a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-bench-quick: $(VENV)/.runtime  ## three minutes: is this slower than the last release, or than BASE=COMMIT?
+bench-quick: $(VENV)/.runtime  ## three minutes: is this slower than the last release, or than BASE=COMMIT? ROWS=FILE keeps them
 	PYTHON=$(BIN)/python benchmarks/quick.sh $(BASE)
 
 bench-field: $(VENV)/.runtime  ## paceline beside other packages, which are installed under build/field (docs/field.md)

@@ -6,7 +6,8 @@
 Each side is a process of its own over its own sources. They take turns, prompt by prompt or pass by pass, so that a
 machine whose speed drifts is unfair to neither. Their token ids must agree; of passes it says whether the logits' bits
 do. Passes run over KV caches of the same random numbers. `--judge` fails where ids differ, or where this checkout is
-slower by more than the noise: the whole interval of the median ratio (95 %, by order statistics) is below 1.
+slower by more than the noise: the whole interval of the median ratio (95 %, by order statistics) is below 1. `--rows`
+keeps the medians in the form of `benchmarks/releases.py`.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--judge", action="store_true", help="fail when this checkout is slower")
+    parser.add_argument("--names", default=["this checkout", "the other"], nargs=2, help="of both, for the row")
+    parser.add_argument("--rows", type=Path, help="append a row of the medians to this file of JSON lines")
     parser.add_argument("--passes", help="time passes of these widths instead, as in 1,2,4,8")
     parser.add_argument("--contexts", default="256", help="committed tokens before them")
     args = parser.parse_args()
@@ -131,14 +134,20 @@ def main() -> None:
         "| --- | --- | --: | --: | --: | --- |",
         sep="\n",
     )
-    worse = []
+    worse: list[str] = []
+    ratios: dict[str, dict[str, float]] = {}
     for tier in args.tiers.split(","):
         sides = [Side(sources, tier, args.model) for sources in (HERE.parent / "src", args.other.absolute())]
         for method in args.methods.split(","):
-            if fault := compare(sides, tier, method, prompts, args):
-                worse.append(f"{tier}, {method}: {fault}")
+            ratio, fault = compare(sides, tier, method, prompts, args)
+            ratios.setdefault(tier, {})[method] = ratio
+            worse += [f"{tier}, {method}: {fault}"] if fault else []
         for side in sides:
             side.close()
+    if args.rows:
+        import releases  # not in the sides, whose sources may be older
+
+        releases.append(releases.of_comparison(args, len(prompts), ratios), args.rows)
     if args.judge:
         if worse:
             sys.exit("\n".join(worse))
@@ -169,8 +178,10 @@ def compare_passes(args: argparse.Namespace) -> None:
             side.close()
 
 
-def compare(sides: list[Side], tier: str, method: str, prompts: list[str], args: argparse.Namespace) -> str | None:
-    """Prints a row; returns what is worse here, if anything is."""
+def compare(
+    sides: list[Side], tier: str, method: str, prompts: list[str], args: argparse.Namespace
+) -> tuple[float, str | None]:
+    """Prints a row; returns the median ratio, and what is worse here, if anything is."""
     ratios, fastest, same = [], [0.0, 0.0], True
     for prompt in prompts:
         for side in sides:  # a first time, which neither is judged by
@@ -191,10 +202,10 @@ def compare(sides: list[Side], tier: str, method: str, prompts: list[str], args:
         f"| {'equal' if same else 'DIFFER'} |",
         flush=True,
     )
+    middle, (low, high) = median(ratios), median_interval(ratios)
     if not same:
-        return "token ids differ"
-    low, high = median_interval(ratios)
-    return f"slower, {median(ratios):.3f} ({low:.3f} to {high:.3f}) of the other's speed" if high < 1 else None
+        return middle, "token ids differ"
+    return middle, f"slower, {middle:.3f} ({low:.3f} to {high:.3f}) of the other's speed" if high < 1 else None
 
 
 def median_interval(ratios: Sequence[float]) -> tuple[float, float]:

@@ -4,6 +4,7 @@
 #
 #     benchmarks/quick.sh [COMMIT]        # default: the last tag v*
 #
+# It prints what it found as rows in the form of benchmarks/history (see releases.py), a tier each; ROWS=FILE appends them.
 # PYTHON names the interpreter that has what paceline needs (default: .venv/bin/python). OPTIONS are for against.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +23,17 @@ other=$(mktemp -d)
 trap 'rm -rf "$other"' EXIT
 git archive "$base" src | tar -x -C "$other"
 echo "the working tree against $base" >&2
+rows=$other/rows.jsonl
+compare() {
+    "$python" benchmarks/against.py "$other/src" --judge --names "$(git describe --always --dirty)" "$base" --rows "$rows" "$@"
+}
 status=0
-"$python" benchmarks/against.py "$other/src" --judge --tiers native --methods none,auto,trigram,eagle ${OPTIONS:-} || status=1
-"$python" benchmarks/against.py "$other/src" --judge --tiers torch --methods none,trigram --limit 3 --tokens 32 ${OPTIONS:-} || status=1
+# shellcheck disable=SC2086 # OPTIONS are words
+{
+    compare --tiers native --methods none,auto,trigram,eagle ${OPTIONS:-} || status=1
+    compare --tiers torch --methods none,trigram --limit 3 --tokens 32 ${OPTIONS:-} || status=1
+}
+if [ -f "$rows" ]; then
+    tee ${ROWS:+-a "$ROWS"} < "$rows"
+fi
 exit $status

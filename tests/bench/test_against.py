@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -62,11 +63,16 @@ def test_slower_is_what_noise_does_not_explain(
     FakeSide.seconds, FakeSide.tokens = {"src": seconds, "other": [1.05, 1.0, 1.1]}, tokens
     monkeypatch.setattr(against, "Side", FakeSide)
     monkeypatch.setattr(sys, "argv", ["against.py", str(other), "--judge", "--tiers", "native", "--methods", "none"])
+    rows = tmp_path / "rows.jsonl"
+    sys.argv += ["--rows", str(rows), "--names", "tree", "v0.1.0"]
     if worse:
         with pytest.raises(SystemExit, match=worse):
             against.main()
     else:
         against.main()
+    row = json.loads(rows.read_text())
+    assert (row["release"], row["against"]) == ("tree", "v0.1.0")
+    assert (row["ratios"]["native"]["none"] < 0.9) == bool(worse and "slower" in worse)
 
 
 @pytest.mark.parametrize(("count", "place"), [(6, 0), (9, 1), (18, 4), (60, 21)])
