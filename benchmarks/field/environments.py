@@ -31,7 +31,7 @@ def interpreter(peer: Peer, work: Path, python: str = sys.executable) -> Path:
     found = _version(python)
     if found < peer.python:
         wanted, here = (".".join(map(str, version)) for version in (peer.python, found))
-        raise Unusable(f"needs Python {wanted}, {python} is {here}: name another by --interpreter {peer.name}=PATH")
+        raise Unusable(f"needs Python {wanted}, this is {here}: name another by --interpreter {peer.name}=PATH")
     folder = work / peer.name
     made = inside(folder)
     stamp, wanted = folder / "complete", "\n".join(peer.packages)

@@ -92,7 +92,7 @@ PEERS = (
             "suffix_decoding": {"method": "suffix_decoding", "budget": 8},
             "asd": {"method": "asd", "budget": 8},
         },
-        ("dejavuu[hf]==0.2.0", TORCH, TRANSFORMERS),
+        ("dejavuu[hf]==0.2.0", TORCH, "transformers==4.57.6"),  # it shortens caches as transformers 5 no longer does
         python=(3, 13),
     ),
     Peer(

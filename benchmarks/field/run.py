@@ -35,6 +35,7 @@ HERE = Path(__file__).parent
 GIB = 1 << 30
 PAUSE = 0.2  # seconds between turns
 WARM_UP = 8  # tokens
+PLACES = ("--work", "--out", "--environment", "--interpreter")
 WARM_UP_PROMPT = "Name three rivers and say where each of them begins."
 
 
@@ -198,7 +199,7 @@ def described(options: argparse.Namespace, settings: dict[str, Any], words: Sequ
     asked = {name: getattr(options, name) for name in ("model", "limit", "max_new_tokens", "temperatures", "threads")}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "benchmarks/field/run.py", *words]),
+        "command": shlex.join(["python", "benchmarks/field/run.py", *without(words, PLACES)]),
         "machine": {"cpu": cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
         "settings": {**asked, "seed": options.seed, "suite": Path(options.suite).name},
         "eos": settings["eos"],
@@ -208,6 +209,17 @@ def described(options: argparse.Namespace, settings: dict[str, Any], words: Sequ
         "memory_mb": {},
         "failed": {},
     }
+
+
+def without(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """A command line's words but for some options and their values: where files lie is nobody's business."""
+    kept, left_out = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not left_out and name not in options:
+            kept.append(word)
+        left_out = name in options and not equals
+    return kept
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:

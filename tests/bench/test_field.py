@@ -118,6 +118,9 @@ def test_a_run_has_a_row_for_all_also_for_what_fails(
     assert len(set(firsts)) == 3
     config = json.loads((out / "config.json").read_text())
     assert config["versions"]["transformers"] == {"pytest": pytest.__version__}
+    assert config["command"] == (
+        "python benchmarks/field/run.py --max-new-tokens 4 --peers transformers,alone,never,future"
+    )
     with pytest.raises(SystemExit, match="has results"):
         field.run.main(words)
 
