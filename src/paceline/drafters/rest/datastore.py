@@ -62,7 +62,7 @@ def build(
 ) -> DatastoreBuild:
     """Write the datastore of `corpus` and its provenance to the folder `out`: both or neither.
 
-    The suffix array is made in memory: about 20 bytes a token.
+    The suffix array is made in memory: about 25 bytes a token, twice that with a vocabulary of 65,536 tokens or more.
 
     Args:
         model: its name, for the record.

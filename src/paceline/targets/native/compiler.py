@@ -36,7 +36,7 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "dq", "bw", "vl", "bf16")))
 # By architecture, the slowest first; the library takes the last that the machine has.
 INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
-    "x86_64": {"portable": ("-O1",), "avx2": _AVX2, "avx512": _AVX512},  # nobody waits for the first: tests use it
+    "x86_64": {"portable": ("-O1",), "avx2": _AVX2, "avx512": _AVX512},  # the first is for tests
     "aarch64": {"neon": ()},
 }
 
