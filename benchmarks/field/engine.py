@@ -1,7 +1,8 @@
 """The conductor's side of a running adapter: a process that answers one line by one line and sleeps in between.
 
 Between its turns a process is stopped (SIGSTOP), so that threads which spin while they wait (OpenMP's, say) take
-nothing from the engine whose turn it is.
+nothing from the engine whose turn it is. How threads wait is left as each package has it: made to sleep by
+OMP_WAIT_POLICY, llama.cpp's would have to be woken for every product.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
-
-#: Threads sleep, not spin, where the runtime heeds it.
-QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class EngineError(Exception):
@@ -36,7 +34,7 @@ class Engine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, **QUIET, **(env or {})},
+                env={**os.environ, **(env or {})},
                 process_group=0,
             )
 

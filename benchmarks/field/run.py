@@ -142,8 +142,9 @@ class Field:
             for runner in self.runners[first:] + self.runners[:first]:
                 time.sleep(PAUSE)
                 # What a process has not touched for minutes may have left the memory: that is nobody's speed.
-                self.ask(runner, self.job.warm_up, WARM_UP, 0)
-                answer = self.ask(runner, prompt["ids"], self.options.max_new_tokens, self.options.seed + number)
+                answer = self.ask(runner, self.job.warm_up, WARM_UP, 0)
+                if "error" not in answer:
+                    answer = self.ask(runner, prompt["ids"], self.options.max_new_tokens, self.options.seed + number)
                 about = {"method": method(runner.peer.name, runner.mode), "temperature": self.temperature}
                 yield {**about, "id": prompt["id"], "task": prompt["task"], **answer}
             say(f"temperature {self.temperature:g}: {number + 1} of {len(self.job.prompts)} prompts")

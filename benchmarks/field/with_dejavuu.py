@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,7 +19,8 @@ from protocol import Asked, Build, Generate, Told, serve
 
 def load(settings: dict[str, Any]) -> Build:
     torch.set_num_threads(settings["threads"])
-    model = HFBackend(settings["model"], device="cpu", dtype="float32", attn_implementation="sdpa")
+    with as_transformers_4(Path(settings["model"])) as folder:
+        model = HFBackend(str(folder), device="cpu", dtype="float32", attn_implementation="sdpa")
 
     def build(_: str, options: dict[str, Any]) -> Generate:
         def generate(asked: Asked) -> Told:
@@ -27,6 +33,21 @@ def load(settings: dict[str, Any]) -> Build:
         return generate
 
     return build
+
+
+@contextmanager
+def as_transformers_4(model: Path) -> Iterator[Path]:
+    """The model's folder with the rotary base where transformers 4 looks; it takes 10,000 where it finds none."""
+    config = json.loads((model / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    with TemporaryDirectory() as folder:
+        for file in model.iterdir():
+            if file.name != "config.json":
+                (Path(folder) / file.name).symlink_to(file.resolve())
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        yield Path(folder)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,13 @@ def load(settings):
     def build(name, options):
         if name == "unbuilt":
             raise ValueError("not on this model")
+        calls = []
         def generate(asked):
+            calls.append(asked)
             print("noise that is no answer")
             if name == "bad" and (asked.temperature or options.get("always")):
                 raise NotImplementedError("cannot sample")
-            if name == "dies" and asked.ids[-1] != 1:
+            if name == "dies" and len(calls) > 1:
                 print("Killed by hand", file=sys.stderr)
                 os._exit(3)
             if name == "slow":
