@@ -57,9 +57,9 @@ def measure(model: str, toy: str, tier: str, step: str) -> dict[str, Any]:
             "ratio": peak / needed, "ratio_without_toy": (peak - nothing) / needed}  # fmt: skip
 
 
-def spawn(*words: str) -> tuple[dict[str, Any], int]:
-    """What a child tells, and its peak in bytes."""
-    process = subprocess.Popen([sys.executable, __file__, "--child", *words], stdout=subprocess.PIPE, text=True)
+def spawn(*words: str, program: str = __file__) -> tuple[dict[str, Any], int]:
+    """What a child of the program tells, and its peak in bytes."""
+    process = subprocess.Popen([sys.executable, program, "--child", *words], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     told = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)

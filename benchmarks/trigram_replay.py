@@ -46,6 +46,8 @@ Row = dict[str, Any]
 class Model:
     """What drafters ask of a target, without its weights."""
 
+    tier = "torch"  # `trigram` drafts the same on all
+
     def __init__(self, name: str) -> None:
         self.tokenizer, source = tokenizer_of(name)
         self.name, self.vocab_size, self.device = source.location, len(self.tokenizer), torch.device("cpu")
@@ -149,12 +151,7 @@ def corpus_rows(model: Model, args: argparse.Namespace, answers: Sequence[Row], 
     """A matrix of every n-th line of the corpus, for growing shares of it."""
     for every in (64, 16, 4, 1):
         with tempfile.TemporaryDirectory() as folder:
-            parts = []
-            for index, path in enumerate(args.corpus):
-                parts.append(Path(folder) / f"{index}-{path.name.removesuffix('.gz')}")
-                opened = gzip.open if path.suffix == ".gz" else open
-                with opened(path, "rt", encoding="utf-8") as file:
-                    parts[-1].write_text("".join(islice(file, None, None, every)), encoding="utf-8")
+            parts = share_of(args.corpus, every, Path(folder))
             built = build(model.tokenizer, parts, Path(folder) / "matrix")
             args.matrix = str(Path(folder) / "matrix")
             for adapt in ("none", "prompt"):
@@ -162,6 +159,17 @@ def corpus_rows(model: Model, args: argparse.Namespace, answers: Sequence[Row], 
                 size = {"corpus_tokens": built.tokens, "bytes": built.bytes, "ngrams": built.ngrams}
                 method = row["method"].replace(args.matrix, "built")
                 yield row | size | {"name": f"{built.tokens} tokens adapt={adapt}", "method": method}
+
+
+def share_of(corpus: Sequence[Path], every: int, folder: Path) -> list[Path]:
+    """Files in `folder` with every n-th line of each of the corpus."""
+    parts = []
+    for index, path in enumerate(corpus):
+        parts.append(folder / f"{index}-{path.name.removesuffix('.gz')}")
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8") as file:
+            parts[-1].write_text("".join(islice(file, None, None, every)), encoding="utf-8")
+    return parts
 
 
 # -- the program ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """AdaEDL's figures 3 and 4: draft models of several sizes, under always K tokens, max-confidence and AdaEDL.
 
     python benchmarks/papers/draft_models.py --out drafts
-    python benchmarks/papers/adaedl_draft_sizes.py --draft drafts/layers-24 --draft drafts/exit-head --suite FILE --out RESULTS
+    python benchmarks/papers/adaedl_draft_sizes.py --draft drafts/layers-28 [--draft …] --suite FILE --out RESULTS
 
 K_max is 7 and the temperature 1, as in the paper. tokens/s, in brackets the share of drafted tokens that are accepted.
 """

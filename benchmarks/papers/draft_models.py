@@ -1,6 +1,6 @@
 """Smaller models of the default model's tokenizer, to draft for it: what the papers' small models are here.
 
-    python benchmarks/papers/draft_models.py --out drafts [--layers 24,20,15]
+    python benchmarks/papers/draft_models.py --out drafts [--layers 28,26,24,20]
 
 `drafts/exit-head` is the first layers with the trained exit head (`paceline export draft-model`). `drafts/layers-N` are
 N of the model's layers, as they are: those that change the hidden state most on the tuning prompts (block influence:
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def influence(model: Any, tokenizer: Any, texts: list[str]) -> list[float]:
     sums, tokens = torch.zeros(model.config.num_hidden_layers - 1), 0
     for text in texts:
         states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states[:-1]
-        sums += torch.stack([cosine_similarity(a[0], b[0], dim=-1).sum() for a, b in zip(states, states[1:])])
+        sums += torch.stack([cosine_similarity(a[0], b[0], dim=-1).sum() for a, b in pairwise(states)])
         tokens += states[0].shape[1]
     return (1 - sums / tokens).tolist()
 
@@ -73,7 +74,7 @@ def size(folder: str | Path) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--layers", default="24,20,15", type=lambda text: [int(word) for word in text.split(",")])
+    parser.add_argument("--layers", default="28,26,24,20", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--out", type=Path, required=True, help="folder of the folders")
     args = parser.parse_args()
     try:

@@ -1,7 +1,7 @@
 """EESD's tables 4 and 6: Thompson sampling on other drafters, and on trees of early-exit.
 
     python benchmarks/papers/draft_models.py --out drafts
-    python benchmarks/papers/eesd_thompson.py --draft drafts/exit-head --draft drafts/layers-24 --suite FILE --out RESULTS
+    python benchmarks/papers/eesd_thompson.py --draft drafts/exit-head [--draft …] --suite FILE --out RESULTS
 
 Speedups over plain decoding, in brackets HM in %. "Vanilla SD" is `draft-model`, "Self SD" is `layer-skip`, and K = 10
 is the paper's fixed length; K = 2 and `cost=auto` are beside it because of what drafting costs here.
