@@ -1,9 +1,9 @@
 """ADED's figure 4b: tokens a pass by MT-Bench's categories, in its paper's form, in ours, and of prompt lookup.
 
-    python benchmarks/papers/aded_categories.py --suite FILE --out categories.json [--limit N] [--group mt_bench]
+    python benchmarks/papers/aded_categories.py --suite FILE --out categories.json [--limit N]
 
-Rows of the suite have a `task`, the category, in a `group`. The model answers first turns greedily; drafts are replayed
-over its answers, so no time enters.
+Categories are the tasks of the suite. The model answers first turns greedily; drafts are replayed over its answers, so
+no time enters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from trigram_answers import Row, generated
 from trigram_replay import Model, measure
 
 from paceline.bench.machine import machine
-from paceline.bench.rows import read_rows
-from paceline.bench.suites import Prompt, load_suite
+from paceline.bench.suites import load_suite
 from paceline.errors import PacelineError
 from paceline.files import whole
 
@@ -35,18 +33,6 @@ METHODS = {
     "our form": "trigram:search=mcts:depth=4:budget=24+fixed:k=4",
     "`prompt-lookup`": "prompt-lookup:budget=24+fixed:k=24",
 }
-
-
-def by_category(suite: str, group: str, limit: int | None) -> list[Prompt]:
-    """The first prompts of each `task` of a group, which is their task."""
-    tasks = {str(raw.row.get("id", raw.row.get("question_id"))): raw.row.get("task") for raw in read_rows(suite)}
-    seen, found = Counter[str](), []
-    for prompt in load_suite(suite, tasks=[group]):
-        category = tasks.get(prompt.id) or group
-        seen[category] += 1
-        if limit is None or seen[category] <= limit:
-            found.append(replace(prompt, task=category))
-    return found
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -60,7 +46,6 @@ def table(rows: Iterable[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", required=True)
-    parser.add_argument("--group", default="mt_bench")
     parser.add_argument("--limit", type=int, help="first prompts of each category")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--tier", default="auto")
@@ -69,7 +54,7 @@ def main() -> None:
     parser.set_defaults(temperature=0.0, top_p=1.0, seed=0)
     args = parser.parse_args()
     try:
-        answers = list(generated(by_category(args.suite, args.group, args.limit), args))
+        answers = list(generated(load_suite(args.suite, limit=args.limit), args))
         model = Model(args.model)
         rows = [measure(model, method, answers, None) | {"name": name} for name, method in METHODS.items()]
     except PacelineError as error:

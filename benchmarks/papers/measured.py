@@ -23,6 +23,7 @@ def options(about: str | None, *, temperature: float = 0.0) -> argparse.Argument
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--tier", default="auto")
     parser.add_argument("--suite", default=str(TUNING), help="as for paceline bench; default the tuning prompts")
+    parser.add_argument("--tasks", default="", help="only these, separated by commas")
     parser.add_argument("--limit", type=int, help="first prompts of each task")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=temperature)
@@ -38,6 +39,7 @@ def measured(args: argparse.Namespace, methods: Sequence[str]) -> list[Row]:
             suite=args.suite,
             out=args.out,
             methods=methods,
+            tasks=args.tasks,
             limit=args.limit,
             max_new_tokens=args.max_new_tokens,
             temperatures=(args.temperature,),
