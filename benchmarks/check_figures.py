@@ -9,7 +9,8 @@ A table with figures (numbers with a decimal point) has a comment in front of it
     <!-- figures by: COMMAND -->                              nobody has kept a file; COMMAND makes them anew
     <!-- figures: none -->                                    nothing in it was measured, or it repeats other tables
 
-Tables whose head says "default" are of options. Text between tables is not read.
+Tables whose head says "default" are of options. Columns whose head begins with "paper" quote one, and are left out.
+Text between tables is not read.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/**/*.md")
 FIGURE = re.compile(r"(?<![\w.,])\d+\.\d+(?![\w.])")
 COMMENT = re.compile(r"<!-- figures( by)?: (.+) -->")
+QUOTED = "paper"
 FEWEST = 2  # figures of a table that is looked at
 SCALES = (1, 1e-6)  # of a file's numbers: as they are, and in millions
 
@@ -69,7 +71,7 @@ def tables(text: str) -> Iterator[Found]:
         while at < len(lines) and lines[at].startswith("|"):
             at += 1
         if at - start > 2:
-            rows = [cells(line) for line in (lines[start], *lines[start + 2 : at])]
+            rows = _without_quotes([cells(line) for line in (lines[start], *lines[start + 2 : at])])
             by, comment = found.groups() if (found := COMMENT.fullmatch(last)) else (None, "")
             yield Found(start + 1, rows, comment, bool(by))
         if at == start:
@@ -77,6 +79,11 @@ def tables(text: str) -> Iterator[Found]:
             at += 1
         else:
             last = ""
+
+
+def _without_quotes(rows: list[list[str]]) -> list[list[str]]:
+    own = [place for place, name in enumerate(rows[0]) if not (place and name.startswith(QUOTED))]
+    return [[row[place] for place in own if place < len(row)] for row in rows]
 
 
 def cells(line: str) -> list[str]:

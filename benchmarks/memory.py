@@ -61,8 +61,10 @@ def spawn(*words: str, program: str = __file__) -> tuple[dict[str, Any], int]:
     """What a child of the program tells, and its peak in bytes."""
     process = subprocess.Popen([sys.executable, program, "--child", *words], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    told = process.stdout.read()
+    with process.stdout as pipe:
+        told = pipe.read()
     _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would warn of a child that still runs
     if status:
         raise SystemExit(f"{' '.join(words)} failed")
     return json.loads(told), usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -64,6 +64,14 @@ def test_figures_are_numbers_of_the_file(check: ModuleType, root: Path) -> None:
     assert said(check, root, comment, "| 0.5 | 1.23 | 1.2345 |") == []  # what a row is called is not measured
 
 
+def test_what_a_paper_says_is_not_looked_for(check: ModuleType, root: Path) -> None:
+    head = "| `x` | paper: 70B | paper: 13B | here |"
+    row = "| `x` | 2.29 | 2.04 | 1.23 |"
+    assert said(check, root, "<!-- figures: some.json -->", row, row, head=head) == []
+    wrong = said(check, root, "<!-- figures: some.json -->", row.replace("1.23", "1.24 (1.2)"), head=head)
+    assert wrong == ["1.24 is not in some.json"]
+
+
 def test_every_table_says_where_its_figures_are_from(check: ModuleType, root: Path) -> None:
     row = "| `x` | 1.24 | 2.96 |"
     [problem] = said(check, root, "Some text.", row)
