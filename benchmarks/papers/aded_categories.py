@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
 from measured import grid
 from trigram_answers import Row, generated
 from trigram_replay import Model, measure

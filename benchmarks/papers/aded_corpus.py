@@ -10,13 +10,11 @@ writes.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1]))
 from measured import Row, measured, options
 from table import markdown
 from trigram_replay import Model, share_of
@@ -24,8 +22,9 @@ from trigram_replay import Model, share_of
 from paceline.bench.methods import AR
 from paceline.bench.suites import OVERALL
 from paceline.drafters.trigram.build import build
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, require
 from paceline.files import whole
+from paceline.targets.store import sha256
 
 FORMS = {
     "the paper's": "trigram:matrix={}:literal=true:order=3:depth=4:adapt=output:budget=24+fixed:k=4",
@@ -35,14 +34,15 @@ FORMS = {
 
 def matrix(model: Model, corpus: Sequence[Path], every: int, folder: Path) -> dict[str, Any]:
     """Facts of the matrix of every n-th line in `folder`, made unless it is there."""
-    note = folder / "built.json"
+    note, files = folder / "built.json", {path.name: sha256(path) for path in corpus}
     if not note.exists():
         with tempfile.TemporaryDirectory() as parts:
             built = build(model.tokenizer, share_of(corpus, every, Path(parts)), folder)
-        facts = {"every": every, "corpus_tokens": built.tokens, "bytes": built.bytes, "ngrams": built.ngrams}
-        note.write_text(json.dumps(facts) + "\n")
-    found: dict[str, Any] = json.loads(note.read_text())
-    return found
+        sizes = {"corpus_tokens": built.tokens, "bytes": built.bytes, "ngrams": built.ngrams}
+        note.write_text(json.dumps({"every": every, **sizes, "files": files}) + "\n")
+    facts: dict[str, Any] = json.loads(note.read_text())
+    require(facts.pop("files") == files, f"{folder} is of another corpus: choose another --out, or delete it")
+    return facts
 
 
 def told(rows: Sequence[Row], facts: Sequence[dict[str, Any]], folders: Sequence[Path]) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""What the programs of this folder share: their options, and a run of `paceline bench` with a program's own methods."""
+"""What the programs of this folder share: their options, and a run of `paceline bench` with a program's own methods.
+
+Whoever imports this finds the programs of the folder above as well.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from paceline.errors import PacelineError
 TUNING = Path(__file__).parents[1] / "prompts" / "tuning.jsonl"
 
 
-def options(about: str | None, *, temperature: float = 0.0) -> argparse.ArgumentParser:
-    """Those of `paceline bench` that all programs here take; `about` is a program's docstring."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(doc: str | None, *, temperature: float = 0.0) -> argparse.ArgumentParser:
+    """Those of `paceline bench` that all programs here take; `doc` is a program's docstring."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--tier", default="auto")
     parser.add_argument("--suite", default=str(TUNING), help="as for paceline bench; default the tuning prompts")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tiny import small_llama
+from paceline.errors import OptionError
+from tiny import byte_tokenizer, small_llama
 
 Load = Callable[[str], ModuleType]
 PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "papers"
@@ -98,11 +99,15 @@ def test_corpus_sizes(load: Load) -> None:
     assert text[4] == "| the paper's | 2,000 | 2.0 | 20.00 | 1.50 | 0.50 |"
 
 
-def test_matrices_are_counted_from_every_nth_line(load: Load, tmp_path: Path) -> None:
-    load("aded_corpus")  # which finds the program beside its folder
-    (tmp_path / "a.jsonl").write_text("".join(f"{n}\n" for n in range(5)))
-    [part] = load("trigram_replay").share_of([tmp_path / "a.jsonl"], 2, tmp_path)
-    assert part.read_text() == "0\n2\n4\n"
+def test_matrices_are_counted_once_from_every_nth_line(load: Load, tmp_path: Path) -> None:
+    corpus, model = load("aded_corpus"), SimpleNamespace(tokenizer=byte_tokenizer())
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "line {n}"}}\n' for n in range(5)))
+    facts = [corpus.matrix(model, [tmp_path / "a.jsonl"], 2, tmp_path / "matrix") for _ in range(2)]
+    assert facts[0] == facts[1]
+    assert (facts[0]["every"], facts[0]["corpus_tokens"]) == (2, 3 * len("line 0"))
+    (tmp_path / "a.jsonl").write_text('{"text": "another"}\n')
+    with pytest.raises(OptionError, match="is of another corpus"):
+        corpus.matrix(model, [tmp_path / "a.jsonl"], 2, tmp_path / "matrix")
 
 
 def test_a_process_tells_its_peak(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
