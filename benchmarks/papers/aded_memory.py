@@ -75,12 +75,13 @@ def main() -> None:
         facts, most = peak(method, args.model, args.tier, args.repeats)
         runs = RUNS_MODEL.get(method.partition(":")[0].partition("+")[0], "")
         rows.append({"method": method, "runs": runs, "peak": most, "extra": most - plain, **facts})
-    from paceline.files import whole
-
     if args.out:
-        told = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "plain": {"peak": plain, **about}}
+        from paceline.bench.machine import machine
+        from paceline.files import whole
+
+        told = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
         with whole(args.out) as path:
-            path.write_text(json.dumps({**told, "rows": rows}, indent=1) + "\n")
+            path.write_text(json.dumps({**told, "plain": {"peak": plain, **about}, "rows": rows}, indent=1) + "\n")
     print(f"plain decoding on the {about['tier']} tier: {plain / 1e6:.1f} MB at its peak\n\n{table(rows)}")
 
 
