@@ -1,6 +1,6 @@
 """paceline's drafters inside vLLM: the same ids as its plain decoding, the same acceptance as here.
 
-    python tests/vllm/drafters.py [--methods trigram,suffix,...] [--concurrency 1,16] [--limit N] [--parallel 3] ...
+    python tests/vllm/drafters.py [--methods trigram,suffix,...] [--concurrency 1,16] [--prompts N] [--parallel 3] ...
 
 vLLM runs in the environment of check.py, with this checkout's paceline on its path. It continues prompts greedily,
 plainly, with each drafter as a chain of `--draft` tokens, with lengths by cost (`auto`), and with its own drafters
@@ -36,6 +36,7 @@ def main() -> None:
     source, levels = resolve(options.model), [int(level) for level in options.concurrency.split(",")]
     llm = paceline.load(options.model, drafter="none")
     suite = load_suite(options.suite, (), options.limit, 1)
+    suite = suite[:: max(len(suite) // options.prompts, 1)][: options.prompts] if options.prompts else suite
     prompts = [llm.encode(prompt.turns[0]) for prompt in suite]
     python = options.python or environment()
 
@@ -115,6 +116,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=1, help="processes; they share the attention heads evenly")
     parser.add_argument("--suite", default=str(PROMPTS))
     parser.add_argument("--limit", type=int, help="first prompts of each task")
+    parser.add_argument("--prompts", type=int, help="so many of these, spread evenly over the suite")
     parser.add_argument("--tokens", type=int, default=64, help="of each continuation")
     parser.add_argument("--draft", type=int, default=4, help="tokens a draft, at most")
     parser.add_argument("--tolerance", type=float, default=0.03, help="of what is accepted, relative")
