@@ -100,11 +100,20 @@ def here(
     plain: list[list[int]],
     options: argparse.Namespace,
 ) -> float:
-    """Accepted tokens a draft in paceline, whose trigrams are told to draft chains, as in vLLM."""
+    """Accepted tokens a draft in paceline, whose trigrams are told to draft chains, as in vLLM.
+
+    vLLM drafts beyond an answer's end, and counts what is accepted there: answers are continued for as much.
+    """
     name = name.replace("trigram:", "trigram:candidates=1:") if method == "trigram" else name
     begun = [prompt + ids[:1] for prompt, ids in zip(prompts, plain, strict=True)]
-    outputs = llm.method(name).generate(begun, eos=(), max_new_tokens=options.tokens - 1)
-    rounds = [record for output in outputs for record in output.stats.rounds if record.depth]
+    outputs = llm.method(name).generate(begun, eos=(), max_new_tokens=options.tokens + options.draft)
+    rounds = []
+    for output in outputs:
+        emitted = 1
+        for record in output.stats.rounds:
+            if record.depth and emitted < options.tokens:
+                rounds.append(record)
+            emitted += record.emitted
     return sum(record.accepted for record in rounds) / max(len(rounds), 1)
 
 
