@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator
 import httpx
 import uvicorn
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -30,7 +29,7 @@ class Proxy:
         self.busy = dict.fromkeys(urls, 0)
         self._http = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None))
 
-    async def __call__(self, request: Request) -> Response:
+    async def forward(self, request: Request) -> Response:
         body = await request.body()
         headers = {name: value for name, value in request.headers.items() if name not in HOP}
         *_, last = order = sorted(self.busy, key=self.busy.__getitem__)
@@ -50,23 +49,25 @@ class Proxy:
                 self.busy[url] -= 1
                 continue
             kept = {name: value for name, value in answer.headers.items() if name not in HOP}
-            return StreamingResponse(
-                rest(first, chunks), answer.status_code, kept, background=BackgroundTask(self._done, url, answer)
-            )
+            return StreamingResponse(self._passed(url, answer, first, chunks), answer.status_code, kept)
         return PlainTextResponse("no server is there\n", 502)
+
+    async def _passed(
+        self, url: str, answer: httpx.Response, first: bytes, chunks: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """All of an answer whose first bytes are here, as long as somebody reads it."""
+        try:
+            yield first
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await self._done(url, answer)
 
     async def _done(self, url: str, answer: httpx.Response) -> None:
         self.busy[url] -= 1
         await answer.aclose()
 
 
-async def rest(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """All of an answer whose first bytes are here."""
-    yield first
-    async for chunk in chunks:
-        yield chunk
-
-
 if __name__ == "__main__":
-    route = Route("/{path:path}", Proxy(sys.argv[2:]), methods=["GET", "POST"])
+    route = Route("/{path:path}", Proxy(sys.argv[2:]).forward, methods=["GET", "POST"])
     uvicorn.run(Starlette(routes=[route]), port=int(sys.argv[1]), log_level="warning")

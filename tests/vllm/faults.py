@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -166,11 +166,10 @@ def running(words: Sequence[object], more: dict[str, str], url: str) -> Iterator
                 if process.poll() is not None:
                     log.seek(0)
                     raise SystemExit(f"a server ended at once:\n{log.read()[-3000:]}")
-                try:
+                with suppress(httpx.TransportError):
                     if httpx.get(f"{url}/v1/models", timeout=5).is_success:
                         break
-                except httpx.TransportError:
-                    time.sleep(0.5)
+                time.sleep(0.5)
             yield process.pid
         finally:
             if process.poll() is None:
