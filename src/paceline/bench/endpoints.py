@@ -195,10 +195,12 @@ def measure_endpoints(config: BenchConfig, prompts: list[Prompt], journal: Journ
         return
     groups = batches(prompts, config.batch)
     asked = list(items(groups, config))
-    with ExitStack() as stack, progress(config.progress) as show:
-        endpoints = [Endpoint(*parse_endpoint(endpoint)) for endpoint in config.endpoints]
-        for endpoint in endpoints:
-            stack.callback(endpoint.close)
+    with ExitStack() as stack:
+        endpoints = []
+        for address in config.endpoints:
+            endpoints.append(Endpoint(*parse_endpoint(address)))
+            stack.callback(endpoints[-1].close)
+        show = stack.enter_context(progress(config.progress))
         journal.note(served={endpoint.name: endpoint.model for endpoint in endpoints})
         shortest = min(groups, key=lambda group: sum(len(prompt.turns[0]) for prompt in group))
         for temperature in config.temperatures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from rich.console import Console
@@ -106,9 +107,4 @@ def progress(wanted: bool) -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), disable=not wanted) as bar:
-        task = bar.add_task("warming up", total=None)
-
-        def show(**state: object) -> None:
-            bar.update(task, **state)  # type: ignore[arg-type]  # as it takes them
-
-        yield show
+        yield partial(bar.update, bar.add_task("warming up", total=None))
