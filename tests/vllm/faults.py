@@ -129,6 +129,7 @@ def replicas(check: Check) -> None:
             answers = pool.submit(check.answers, url)
             time.sleep(5)
             [engine] = [one for one in psutil.Process(group).children(recursive=True) if "EngineCor" in one.name()]
+            assert not answers.done(), "all was answered before anybody could be killed"
             engine.kill()
             check.compare("a replica is killed", answers.result())
         check.compare("the other one goes on", check.answers(url))
