@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import paceline
 from paceline.integrations.vllm.settings import source_of
@@ -21,13 +22,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--depth", type=int, default=8)
-    parser.add_argument("--methods", default="trigram,suffix,prompt-lookup")
+    parser.add_argument("--methods", default="trigram,suffix,prompt-lookup,merge:drafters=suffix|trigram")
     options = parser.parse_args()
     target = paceline.load("smollm2-135m", drafter="none").target
+    owner = SimpleNamespace(
+        name=target.name, tier="vllm", tokenizer=target.tokenizer, vocab_size=target.vocab_size, device=target.device
+    )
     text = target.tokenizer.encode((Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"))
     text *= 1 + (20 * options.rows + PROMPT + NEW * ROUNDS) // len(text)
     for method in options.methods.split(","):
-        lookup = source_of(method, target).lookup
+        lookup = source_of(method, owner).lookup
         starts = [20 * row for row in range(options.rows)]
         texts = [text[start : start + PROMPT] for start in starts]
         memories = [lookup.begin(ids) for ids in texts]

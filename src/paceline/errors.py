@@ -69,6 +69,10 @@ class TrainingError(PacelineError):
     """Training cannot go on: the loss is not a number."""
 
 
+class EndpointError(PacelineError):
+    """A server does not answer, refuses a request, or sends what is none of the OpenAI API's."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise OptionError(message) unless the condition holds; for options and other arguments."""
     if not condition:

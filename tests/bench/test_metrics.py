@@ -113,7 +113,7 @@ def test_prediction_is_equation_14(
     drafted: int, accepted_share: float, tokens: int, draft_seconds: float, verify_seconds: float
 ) -> None:
     accepted = max(1, int(accepted_share * min(drafted, tokens)))
-    own = Totals(tokens=tokens, seconds=1.0, split=split(draft_seconds, 0, 1), rounds=[(drafted, 1, accepted, 1)])
+    own = Totals(tokens=tokens, seconds=1.0, split=split(draft_seconds, 0, 1), counts=(drafted, accepted))
     ar = Totals(tokens=10, passes=10, seconds=1.0, split=split(0, verify_seconds, 1))
     alpha = draft_seconds / drafted / (verify_seconds / 10)
     v_d, r_d = accepted / drafted, accepted / tokens

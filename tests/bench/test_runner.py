@@ -13,7 +13,7 @@ from rich.console import Console
 from paceline.bench import BenchConfig, ResultRow, Summary, print_summary, run
 from paceline.bench import runner as runner_module
 from paceline.bench.methods import Paceline
-from paceline.bench.runner import _turns
+from paceline.bench.schedule import taking_turns
 from paceline.errors import ContextOverflow, OptionError, UnsupportedModel
 from paceline.targets import Target
 from tiny import byte_tokenizer
@@ -83,11 +83,11 @@ def test_methods_take_turns_at_being_first(config: dict[str, Any]) -> None:
 
 def test_no_method_comes_behind_the_same_one_each_time() -> None:
     methods = list("abcdef")
-    orders = [_turns(methods, number) for number in range(60)]
+    orders = [taking_turns(methods, number) for number in range(60)]
     assert all(sorted(order) == methods for order in orders)
     behind = {pair for order in orders for pair in pairwise(order)}
     assert len(behind) == len(methods) * (len(methods) - 1)
-    assert orders[7] == _turns(methods, 7)
+    assert orders[7] == taking_turns(methods, 7)
 
 
 def test_recorded_calls_hold_ids_and_rounds(config: dict[str, Any]) -> None:

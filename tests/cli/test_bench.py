@@ -42,6 +42,8 @@ def test_options_reach_the_benchmark(run, tiny_model_dir, suite, tmp_path):
         (("--suite", "{suite}", "--out", "x", "--temperature", "hot"), 1, "--temperature"),
         (("--suite", "{suite}", "--out", "x", "--methods", "nope"), 1, "unknown method 'nope'"),
         (("--suite", "{suite}", "--out", "x", "--batch", "0"), 2, "--batch"),
+        (("--suite", "{suite}", "--out", "x", "--endpoint", "host:1"), 1, "an endpoint is [NAME=]http://"),
+        (("--suite", "{suite}", "--out", "{suite}.out", "--endpoint", "http://127.0.0.1:9"), 1, "does not answer"),
     ],
 )
 def test_refused(run, tiny_model_dir, suite, words, code, part):

@@ -68,6 +68,14 @@ def test_united_has_all_paths_once(one: Candidates, other: Candidates) -> None:
     assert paths(one) == mine
 
 
+@given(*[st.lists(st.integers(0, 2), max_size=5)] * 2)
+def test_united_chains_as_trees(one: list[int], other: list[int]) -> None:
+    """Of chains alone they are found a shorter way; with a third part, that adds nothing, as of all trees."""
+    first = chain(one, [0.9 / (at + 1) for at in range(len(one))], "a")
+    second = chain(other, [0.8 / (at + 0.5) for at in range(len(other))], "b")
+    assert united([first, second]) == united([first, second, first])
+
+
 def test_united_sources() -> None:
     found = united([chain([1, 2], [0.5, 0.2], "a"), chain([1, 2], [0.5, 0.4], "b")])
     assert (found.scores, found.sources) == ([0.5, 0.4], ["a", "b"])

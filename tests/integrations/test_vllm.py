@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -390,6 +392,17 @@ def test_methods_refused(method: str) -> None:
 
 def test_auto_is_its_sources_without_heads() -> None:
     assert {part.source for part in source_of("auto", OWNER).lookup.parts} == {"trigram", "suffix"}  # type: ignore[attr-defined]
+
+
+def test_drafters_do_without_what_vllm_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's environment has no gguf; `rest` and `auto` import this module, by way of corpora."""
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    spec = importlib.util.find_spec("paceline.targets.gguf")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert callable(module.convert)
 
 
 def test_costs_by_policy() -> None:

@@ -1,6 +1,6 @@
 """paceline's drafters inside vLLM: the same ids as its plain decoding, the same acceptance as here.
 
-    python tests/vllm/drafters.py [--methods trigram,suffix,...] [--concurrency 1,16] [--limit N] [--parallel 3] ...
+    python tests/vllm/drafters.py [--methods trigram,suffix,...] [--concurrency 1,16] [--prompts N] [--parallel 3] ...
 
 vLLM runs in the environment of check.py, with this checkout's paceline on its path. It continues prompts greedily,
 plainly, with each drafter as a chain of `--draft` tokens, with lengths by cost (`auto`), and with its own drafters
@@ -36,6 +36,7 @@ def main() -> None:
     source, levels = resolve(options.model), [int(level) for level in options.concurrency.split(",")]
     llm = paceline.load(options.model, drafter="none")
     suite = load_suite(options.suite, (), options.limit, 1)
+    suite = suite[:: max(len(suite) // options.prompts, 1)][: options.prompts] if options.prompts else suite
     prompts = [llm.encode(prompt.turns[0]) for prompt in suite]
     python = options.python or environment()
 
@@ -99,11 +100,20 @@ def here(
     plain: list[list[int]],
     options: argparse.Namespace,
 ) -> float:
-    """Accepted tokens a draft in paceline, whose trigrams are told to draft chains, as in vLLM."""
+    """Accepted tokens a draft in paceline, whose trigrams are told to draft chains, as in vLLM.
+
+    vLLM drafts beyond an answer's end, and counts what is accepted there: answers are continued for as much.
+    """
     name = name.replace("trigram:", "trigram:candidates=1:") if method == "trigram" else name
     begun = [prompt + ids[:1] for prompt, ids in zip(prompts, plain, strict=True)]
-    outputs = llm.method(name).generate(begun, eos=(), max_new_tokens=options.tokens - 1)
-    rounds = [record for output in outputs for record in output.stats.rounds if record.depth]
+    outputs = llm.method(name).generate(begun, eos=(), max_new_tokens=options.tokens + options.draft)
+    rounds = []
+    for output in outputs:
+        emitted = 1
+        for record in output.stats.rounds:
+            if record.depth and emitted < options.tokens:
+                rounds.append(record)
+            emitted += record.emitted
     return sum(record.accepted for record in rounds) / max(len(rounds), 1)
 
 
@@ -115,6 +125,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=1, help="processes; they share the attention heads evenly")
     parser.add_argument("--suite", default=str(PROMPTS))
     parser.add_argument("--limit", type=int, help="first prompts of each task")
+    parser.add_argument("--prompts", type=int, help="so many of these, spread evenly over the suite")
     parser.add_argument("--tokens", type=int, default=64, help="of each continuation")
     parser.add_argument("--draft", type=int, default=4, help="tokens a draft, at most")
     parser.add_argument("--tolerance", type=float, default=0.03, help="of what is accepted, relative")

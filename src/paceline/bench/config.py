@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from paceline.bench.methods import AR, check_method
 from paceline.decoding.sampling import SamplingParams
 from paceline.errors import require
 from paceline.targets import AUTO, check_tier
+
+#: Options that mean nothing to a server that runs already.
+OF_METHODS = {"methods", "tier", "device", "dtype", "exact", "device_map", "quantization", "attn_implementation"}
+OF_METHODS |= {"adapter", "fresh", "trace"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class BenchConfig:
         tier, device, dtype, exact: as for `paceline.load`.
         device_map, quantization, attn_implementation, adapter: the same; `quantization` is its `quantization_config`.
         fresh: leave out what `paceline tune` learned.
+        endpoints: servers with the OpenAI API instead of methods, each `URL` or `NAME=URL`; what they serve is
+            measured, so `model` is not read, and its other options must not be given.
         trace: write a trace too, for `paceline replay`: what every drafter would draft along the greedy outputs.
         progress: a progress bar on stderr.
 
@@ -62,20 +71,23 @@ class BenchConfig:
     attn_implementation: str | None = None
     adapter: str | None = None
     fresh: bool = False
+    endpoints: str | Sequence[str] = ()
     trace: bool = False
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("methods", "tasks"):
+        for name in ("methods", "tasks", "endpoints"):
             object.__setattr__(self, name, _names(getattr(self, name)))
         object.__setattr__(self, "temperatures", tuple(float(value) for value in self.temperatures))
         object.__setattr__(self, "out", Path(self.out))
+        if self.endpoints:
+            self._check_endpoints()
         require(bool(self.methods), "name at least one method")
         for name in ("methods", "temperatures"):
             values = getattr(self, name)
             twice = [value for value in values if values.count(value) > 1]
             require(not twice, f"{name}: {twice[:1]} is named twice")
-        for method in self.methods:
+        for method in () if self.endpoints else self.methods:
             check_method(method)
         require(bool(self.temperatures), "name at least one temperature")
         for temperature in self.temperatures:
@@ -89,6 +101,14 @@ class BenchConfig:
             greedy = 0.0 in self.temperatures and self.batch == self.turns == 1
             require(greedy, "a trace is of greedy decoding: temperature 0, batch 1, and first turns only")
 
+    def _check_endpoints(self) -> None:
+        names = tuple(parse_endpoint(endpoint)[0] for endpoint in self.endpoints)
+        for one in fields(self):
+            value = getattr(self, one.name)
+            given = one.name in OF_METHODS and value != one.default and (one.name, value) != ("methods", names)
+            require(not given, f"{one.name.replace('_', '-')} is no option of endpoints, whose servers choose it")
+        object.__setattr__(self, "methods", names)
+
     def sampling(self, temperature: float) -> SamplingParams:
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
@@ -100,11 +120,27 @@ class BenchConfig:
 
     def settings(self) -> dict[str, Any]:
         """What two runs must share for their measurements to stand in one table; ready for JSON."""
+        left_out = {"out", "trace", "progress"} | ({"model", *OF_METHODS} if self.endpoints else {"endpoints"})
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
-            if name not in ("out", "trace", "progress") and (name != "fresh" or value)
+            if name not in left_out and (name != "fresh" or value)
         }
+
+
+def parse_endpoint(endpoint: str) -> tuple[str, str]:
+    """Name and address of `NAME=URL`, or of a URL, which is called by its host and port.
+
+    Raises:
+        OptionError: it is no http address.
+    """
+    found = re.fullmatch(r"(?:([^/]+)=)?(https?://.+)", endpoint)
+    try:
+        url = httpx.URL(found[2] if found else "")
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    require(bool(url.host), f"an endpoint is [NAME=]http://…, not '{endpoint}'")
+    return (found and found[1]) or url.netloc.decode(), str(url).rstrip("/").removesuffix("/v1")
 
 
 def _names(value: str | Sequence[str]) -> tuple[str, ...]:

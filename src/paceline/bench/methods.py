@@ -63,6 +63,9 @@ class Generated:
         latencies: of each prompt; None when unknown.
         timings: of each prompt, seconds by phase (`PHASES`) of each round.
         trees: of each prompt, what was drafted in each round.
+        texts: of each prompt, the answer of a server, which tells no ids: then `outputs` are empty.
+        tokens: of each prompt, output tokens as such a server counts them.
+        drafts: rounds that drafted, tokens drafted and tokens accepted, by its counters; None where it has none.
     """
 
     outputs: list[list[int]]
@@ -73,6 +76,24 @@ class Generated:
     latencies: Sequence[Latency] | None = None
     timings: list[list[list[float]]] | None = None
     trees: list[list[DraftedTree]] | None = None
+    texts: list[str] | None = None
+    tokens: list[int] | None = None
+    drafts: Sequence[int] | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each output."""
+        return [len(output) for output in self.outputs] if self.tokens is None else self.tokens
+
+    @property
+    def drafted_and_accepted(self) -> tuple[int, int] | None:
+        """Tokens; None where they are not known."""
+        if self.drafts is not None:
+            return self.drafts[1], self.drafts[2]
+        if self.rounds is None:
+            return None
+        rounds = [round_ for prompt in self.rounds for round_ in prompt]
+        return sum(r[0] for r in rounds), sum(r[2] for r in rounds)
 
 
 class Method(ABC):

@@ -32,7 +32,7 @@ class ResultRow(TypedDict):
     temperature: float
     batch: int
     prompts: int  # continuations: each turn of a conversation is one
-    tokens: int  # output tokens, counted from ids
+    tokens: int  # output tokens, counted from ids, or by a server
     seconds: float  # wall time of the calls, prefill included
     tokens_per_s: float
     speedup_ar: float | None  # seconds a token of `ar` / of this method, over the same prompts
@@ -65,13 +65,14 @@ class Totals:
     split: dict[str, float] | None = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     rounds: list[Sequence[int]] | None = field(default_factory=list)
     latencies: list[Latency] | None = field(default_factory=list)
+    counts: tuple[int, int] | None = (0, 0)  # tokens drafted and accepted
 
     @classmethod
     def of(cls, runs: Iterable[Run]) -> Totals:
         sums = cls()
         for run in runs:
             sums.prompts += len(run.outputs)
-            sums.tokens += sum(map(len, run.outputs))
+            sums.tokens += sum(run.lengths)
             sums.seconds += run.seconds
             sums.passes = None if sums.passes is None or run.passes is None else sums.passes + run.passes
             if sums.split is None or run.split is None or sums.rounds is None or run.rounds is None:
@@ -79,6 +80,9 @@ class Totals:
             else:
                 sums.split = {phase: sums.split[phase] + run.split[phase] for phase in PHASES}
                 sums.rounds += [round_ for request in run.rounds for round_ in request]
+            counts = run.drafted_and_accepted
+            if sums.counts is not None:
+                sums.counts = counts and (sums.counts[0] + counts[0], sums.counts[1] + counts[1])
             known = sums.latencies is not None and run.latencies is not None
             read = (Latency(*latency) for latency in run.latencies or ())  # plain lists, of a run that was read
             sums.latencies = [*(sums.latencies or ()), *read] if known else None
@@ -101,11 +105,11 @@ class Totals:
 
     @property
     def drafted(self) -> int:
-        return sum(r[0] for r in self.rounds or ())
+        return self.counts[0] if self.counts else 0
 
     @property
     def accepted(self) -> int:
-        return sum(r[2] for r in self.rounds or ())
+        return self.counts[1] if self.counts else 0
 
 
 def results(
@@ -147,14 +151,14 @@ def _pairs(runs: Sequence[Run], method: str, task: str) -> Float[np.ndarray, "pr
         if run.method in (AR, method) and task in (OVERALL, run.task):
             sums = found.setdefault(tuple(run.ids), {}).setdefault(run.method, [0.0, 0.0])
             sums[0] += run.seconds
-            sums[1] += sum(map(len, run.outputs))
+            sums[1] += sum(run.lengths)
     return np.array([[*by_method[AR], *by_method[method]] for by_method in found.values()])
 
 
 def _row(method: str, task: str, temperature: float, batch: int, totals: dict[str, Totals]) -> ResultRow:
     own, ar = totals[method], totals.get(AR)
     v_d = own.accepted / own.drafted if own.drafted else None
-    r_d = own.accepted / own.tokens if own.rounds is not None else None
+    r_d = own.accepted / own.tokens if own.counts is not None else None
     return ResultRow(
         method=method,
         task=task,
@@ -198,8 +202,8 @@ def acceptance_length(runs: Iterable[Run]) -> float | None:
         if run.rounds is None and (run.passes is None or len(run.ids) > 1):
             return None
         counts = [run.passes or 0] if run.rounds is None else map(len, run.rounds)
-        for prompt, output, count in zip(run.ids, run.outputs, counts, strict=True):
-            tokens[prompt] += len(output)
+        for prompt, length, count in zip(run.ids, run.lengths, counts, strict=True):
+            tokens[prompt] += length
             passes[prompt] += count
     return fmean(tokens[prompt] / passes[prompt] for prompt in tokens) if tokens and all(passes.values()) else None
 

@@ -107,12 +107,13 @@ def report(folder: BenchFolder) -> str:
     if folder.samples:
         sections.append(provenance(folder.samples))
     sections.append(_how(folder))
+    served = config.get("served", {})
     facts = [
-        settings["model"],
+        settings["model"] if not served else ", ".join(dict.fromkeys(served.values())),
         f"{rows[0]['prompts']} prompts of {Path(settings['suite']).name}",
         f"{settings['max_new_tokens']} new tokens",
         *([f"batch {settings['batch']}"] if settings["batch"] > 1 else []),
-        f"{config['tier']} tier, {config['dtype']}",
+        *([f"{config['tier']} tier, {config['dtype']}"] if not served else []),
         f"{machine.get('gpu', machine['cpu'])}, threads: {machine['threads']}",
         config["date"][:10],
     ]
@@ -174,8 +175,9 @@ def _how(folder: BenchFolder) -> Section:
     commands = f"{command(folder.config['settings'])}\npaceline report {shlex.quote(folder.path.name)}"
     return Section(
         "How it was measured",
-        "Methods take turns on every prompt in one process, each as often first as any other: ratios hold on a machine "
-        "whose speed drifts, seconds need not.",
+        "Methods take turns on every prompt, each as often first as any other: ratios hold on a machine whose speed "
+        "drifts, seconds need not. "
+        + ("They are servers, asked over the network." if "served" in folder.config else "All ran in one process."),
         body=Markup("<pre>{}</pre>").format(commands),
         facts=[(name, _shown(value)) for name, value in facts.items() if value is not None],
     )
@@ -184,11 +186,12 @@ def _how(folder: BenchFolder) -> Section:
 def command(settings: dict[str, Any]) -> str:
     """What makes these results again, defaults left out."""
     words = ["paceline", "bench"]
-    names = {"temperatures": "temperature"}
+    always = None if "endpoints" in settings else "methods"
+    names = {"temperatures": "temperature", "endpoints": "endpoint"}
     for one in fields(BenchConfig):
         value = settings.get(one.name, one.default)
         value = tuple(value) if isinstance(value, list) else value
-        if one.name in ("out", "trace", "progress") or (value == one.default and one.name != "methods"):
+        if one.name in ("out", "trace", "progress") or (value == one.default and one.name != always):
             continue
         option = "--" + names.get(one.name, one.name).replace("_", "-")
         if isinstance(value, bool):

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Any
 
 from paceline.api import load
+from paceline.bench.endpoints import measure_endpoints
 from paceline.bench.exactness import Difference, diverge, measure_noise
-from paceline.bench.journal import DIFFERENCES, RESULTS, SAMPLES, Journal, Key, Run, open_journal
+from paceline.bench.journal import DIFFERENCES, RESULTS, SAMPLES, Journal, Run, open_journal
 from paceline.bench.machine import machine
 from paceline.bench.methods import AR, Method, build_method, is_baseline
 from paceline.bench.metrics import ResultRow, results
 from paceline.bench.report import write_report
 from paceline.bench.samples import SampleAnswer, sample
+from paceline.bench.schedule import Item, items, measure, progress
 from paceline.bench.suites import Prompt, batches, load_suite
 from paceline.bench.tracing import TRACE, write_trace
 from paceline.errors import ContextOverflow
@@ -59,28 +57,18 @@ def run(config: BenchConfig) -> Summary:
 
     Raises:
         OptionError, ModelError, ContextOverflow: before anything is measured.
+        EndpointError: a server does not answer, or refuses.
     """
     prompts = load_suite(config.suite, config.tasks, config.limit, config.turns)
     settings = config.settings() | {"prompts": len(prompts), "prompts_sha256": _fingerprint(prompts)}
     with open_journal(Path(config.out), settings, machine(config.device)) as journal:
         traced = config.trace and not (journal.folder / TRACE).exists()
-        if traced or not journal.complete:
+        if config.endpoints:
+            measure_endpoints(config, prompts, journal)
+        elif traced or not journal.complete:
             _Bench(config, prompts, journal).run(traced)
         write_report(journal.folder)
         return Summary(journal.folder, journal.read(RESULTS), journal.read(DIFFERENCES), journal.config)
-
-
-class Item(NamedTuple):
-    """What all methods do before the next one comes: a turn of a batch of conversations at a temperature."""
-
-    prompts: list[Prompt]
-    turn: int
-    temperature: float
-    number: int  # of the batch
-    seed: int  # of its first prompt
-
-    def key(self, method: str) -> Key:
-        return method, self.temperature, tuple(prompt.id for prompt in self.prompts), self.turn
 
 
 class _Bench:
@@ -105,12 +93,11 @@ class _Bench:
 
     def run(self, traced: bool) -> None:
         methods = [build_method(name, self.llm, self.hf_model) for name in self.names]
-        with self._progress() as bar:
-            task = bar.add_task("warming up", total=None)
+        with progress(self.config.progress) as show:
             self._warm_up(methods)
-            bar.update(task, description="measuring the noise")
+            show(description="measuring the noise")
             self._measure_noise()
-            self._measure(methods, lambda **state: bar.update(task, **state))
+            measure(methods, list(self._items()), self.journal, self._call, show)
         differences = list(self._differences())
         self.journal.write(DIFFERENCES, differences)
         runs = [self.journal.runs[item.key(name)] for item in self._items() for name in self.names]
@@ -121,42 +108,14 @@ class _Bench:
 
     # -- what is measured ------------------------------------------------------------------------------------------
     def _items(self) -> Iterator[Item]:
-        seed = self.config.seed
-        for number, batch in enumerate(self.batches):
-            for temperature in self.config.temperatures:
-                for turn in range(len(batch[0].turns)):
-                    yield Item(batch, turn, temperature, number, seed)
-            seed += len(batch)
-
-    def _measure(self, methods: Sequence[Method], show: Callable[..., None]) -> None:
-        items = list(self._items())
-        left = [
-            (item, method)
-            for item in items
-            for method in _turns(methods, item.number)
-            if item.key(method.name) not in self.journal.runs
-        ]
-        total = len(items) * len(methods)
-        show(total=total, completed=total - len(left))
-        for item, method in left:
-            show(description=f"{item.prompts[0].task}, {method.name}")
-            self.journal.append(self._call(method, item))
-            show(advance=1)
+        return items(self.batches, self.config)
 
     def _call(self, method: Method, item: Item) -> Run:
         ids = self._encode(item)
         made = method.generate(ids, self.config.sampling(item.temperature), item.seed)
         if not self._is_sample(item):
             made.trees = None
-        return Run(
-            method=method.name,
-            temperature=item.temperature,
-            task=item.prompts[0].task,
-            ids=[prompt.id for prompt in item.prompts],
-            turn=item.turn,
-            prompt_tokens=[len(prompt) for prompt in ids],
-            **vars(made),
-        )
+        return item.run(method.name, made, [len(prompt) for prompt in ids])
 
     def _encode(self, item: Item) -> list[list[int]]:
         """Token ids of the turn's prompts. The answers before it are those of one method, plain decoding if it is
@@ -176,18 +135,6 @@ class _Bench:
         for answer, question in zip(answers, prompt.turns[1:], strict=False):
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
         return self.llm.encode(messages)
-
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not self.config.progress,
-        )
 
     # -- before ----------------------------------------------------------------------------------------------------
     def _check_fits(self, prompts: Sequence[Prompt]) -> None:
@@ -283,15 +230,6 @@ class _Bench:
         greedy = [run for run in runs if run.temperature == 0]
         path = self.journal.folder / TRACE
         write_trace(path, self.config, self.llm, texts, greedy, self.journal.config["machine"])
-
-
-def _turns(methods: Sequence[Method], number: int) -> list[Method]:
-    """The order for a prompt, always the same: each method is first as often as any other, and none comes behind the
-    same one each time, whatever that leaves behind.
-    """
-    first = number % len(methods)
-    others = [*methods[:first], *methods[first + 1 :]]
-    return [methods[first], *random.Random(number).sample(others, len(others))]
 
 
 def _fingerprint(prompts: Sequence[Prompt]) -> str:

@@ -79,7 +79,9 @@ def _split(row: ResultRow) -> str | None:
 
 
 def _verdicts(row: ResultRow) -> str | None:
-    return None if row["identical"] is None else f"{row['identical']}/{row['tie']}/{row['wrong']}"
+    if row["identical"] is None or row["tie"] is None:
+        return None if row["identical"] is None else str(row["identical"])
+    return f"{row['identical']}/{row['tie']}/{row['wrong']}"
 
 
 #: In the order of the table, which fits into 80 columns; "dec" is decoding alone, the split is in %.

@@ -23,6 +23,10 @@ def bench(
     methods: Annotated[
         str, Option("--methods", help="Comma-separated: ar (plain decoding), hf, hf-lookup, …, DRAFTER[+POLICY].")
     ] = "ar,hf,prompt-lookup",
+    endpoint: Annotated[
+        str,
+        Option("--endpoint", metavar="[NAME=]URL,…", help="Measure servers with the OpenAI API instead of methods."),
+    ] = "",
     tasks: Annotated[str, Option("--tasks", help="Only these, comma-separated.")] = "",
     limit: Annotated[int | None, Option("--limit", min=1, help="First prompts of each task.")] = None,
     turns: Annotated[int, Option("--turns", min=1, help="User turns of each conversation.")] = 1,
@@ -49,6 +53,7 @@ def bench(
             suite=suite,
             out=out,
             methods=methods,
+            endpoints=endpoint,
             tasks=tasks,
             limit=limit,
             turns=turns,

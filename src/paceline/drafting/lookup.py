@@ -39,9 +39,14 @@ class Candidates(NamedTuple):
             node = self.parents[node - 1]
         return path[::-1]
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node follows the one before it."""
+        return self.parents == list(range(len(self.parents)))
+
     def best_path(self) -> list[int]:
         """The nodes of the path that promises the most right tokens: with the greatest sum of scores."""
-        if self.parents == list(range(len(self.parents))):
+        if self.is_chain:
             return list(range(1, len(self.parents) + 1))
         promise = [0.0]
         for parent, score in zip(self.parents, self.scores, strict=True):
@@ -126,7 +131,11 @@ class MergedLookup(DraftSource):
 
 def united(drafts: Sequence[Candidates]) -> Candidates:
     """One tree of several: each token once behind what comes before it, with the highest of its scores."""
-    first, *others = drafts
+    first, *others = [draft for draft in drafts if draft.tokens] or drafts
+    if not others:
+        return first
+    if len(others) == 1 and first.is_chain and others[0].is_chain:
+        return _forked(first, others[0])
     tree = Candidates(first.tokens[:], first.parents[:], first.scores[:], first.sources[:])
     places = {key: node for node, key in enumerate(zip(tree.parents, tree.tokens, strict=True), start=1)}
     for other in others:
@@ -141,3 +150,21 @@ def united(drafts: Sequence[Candidates]) -> Candidates:
                 tree.scores[node - 1], tree.sources[node - 1] = score, source
             to.append(node)
     return tree
+
+
+def _forked(one: Candidates, other: Candidates) -> Candidates:
+    """`united` of two chains, which part at most once."""
+    same = 0
+    for token, others in zip(one.tokens, other.tokens, strict=False):
+        if token != others:
+            break
+        same += 1
+    scores, sources = one.scores[:], one.sources[:]
+    for at in range(same):
+        if other.scores[at] > scores[at]:
+            scores[at], sources[at] = other.scores[at], other.sources[at]
+    size, left = len(one.tokens), len(other.tokens) - same
+    parents = [*one.parents, *[same][:left], *range(size + 1, size + left)]
+    return Candidates(
+        one.tokens + other.tokens[same:], parents, scores + other.scores[same:], sources + other.sources[same:]
+    )

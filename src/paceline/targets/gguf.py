@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from gguf import GGUFReader
 from tokenizers import pre_tokenizers
 
 from paceline.errors import IntegrityError, ModelError, UnsupportedModel, first_line
@@ -20,6 +19,7 @@ from paceline.targets.loading import quiet, read_weights, require_causal
 from paceline.targets.store import need
 
 if TYPE_CHECKING:
+    from gguf import GGUFReader
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 STEPS = 4
@@ -41,6 +41,7 @@ def convert(
     `without` keep their weights to themselves. Raises `IntegrityError` for a file that cannot be read,
     `UnsupportedModel` for one that is no causal language model or has no tokenizer, `DiskFull`.
     """
+    from gguf import GGUFReader  # drafters inside vLLM do without the package
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # they take seconds
     from transformers.utils.quantization_config import GgufConfig
 
