@@ -18,7 +18,11 @@ settings.load_profile("paceline")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Each of several processes keeps its own machine code: numba's index of it is not made for two that write."""
+    """The native tier is tested on all instruction sets that this machine has.
+
+    Each of several processes keeps its own machine code: numba's index of it is not made for two that write.
+    """
+    os.environ.setdefault("PACELINE_ISA", "all")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         os.environ.setdefault("NUMBA_CACHE_DIR", str(config.rootpath / ".pytest_cache" / f"numba-{worker}"))
 

@@ -422,6 +422,35 @@ def test_portable_code_built_by_two_processes_at_once(cache_dir: Path, monkeypat
     assert [path.suffix for path in sorted((cache_dir / "native").iterdir())] == [".lock", ".so"]
 
 
+def test_a_library_for_this_machine_has_its_fastest_set_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, every = build.find_compiler(), list(compiler.instruction_sets())
+    assert found
+    chosen = compiler.needed_sets(found)
+    assert chosen[-1] == build.runnable()[-1]
+    assert compiler.needed_sets(found, "avx1024") == chosen
+    assert compiler.needed_sets(found, compiler.ALL) == every
+    assert compiler.needed_sets(found, every[0])[-1] == every[0]
+    monkeypatch.setattr(compiler, "_features", lambda _: "")
+    assert compiler.needed_sets(found) == every
+
+
+@pytest.mark.skipif("avx512" not in compiler.instruction_sets(), reason="of x86")
+@pytest.mark.parametrize(
+    ("features", "sets"),
+    [
+        ("SSE2", ["portable"]),
+        ("AVX2 FMA", ["portable"]),
+        ("AVX2 FMA F16C", ["avx2"]),
+        ("AVX2 FMA F16C AVX512F AVX512DQ AVX512BW AVX512VL", ["avx2", "avx512"]),
+        ("AVX2 FMA F16C AVX512F AVX512DQ AVX512BW AVX512VL AVX512VNNI", ["avx512"]),
+    ],
+)
+def test_sets_by_what_the_processor_has(features: str, sets: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = "".join(f"#define __{name}__ 1\n" for name in features.split())
+    monkeypatch.setattr(compiler, "_features", lambda _: listed)
+    assert compiler.needed_sets("c++") == sets
+
+
 def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(build.FORCED, "avx1024")
     build.library.cache_clear()
@@ -493,9 +522,9 @@ def test_a_library_that_cannot_be_loaded_is_built_again(
     """Once: if what is built cannot be loaded either, that is remembered."""
     good, found = Path(build.library()._name).read_bytes(), build.find_compiler()
     assert found
-    path, makes = tmp_path / f"{build._key(found)}.so", [good]
+    path, makes = tmp_path / f"{build._key(found, compiler.needed_sets(found, compiler.ALL))}.so", [good]
 
-    def compile_library(_compiler: str, made: Path, _stage: object) -> None:
+    def compile_library(_compiler: str, made: Path, _stage: object, _names: object) -> None:
         fresh = made.with_suffix(".new")
         fresh.write_bytes(makes.pop())
         fresh.replace(made)

@@ -103,6 +103,7 @@ def _answer(conversation: ChatSession, question: str, colour: bool) -> None:
         write(conversation.llm, request, colour)
     except KeyboardInterrupt:
         _say("\n(stopped)")
+    request.read()  # what of it is not on the screen
     answer = request.text.text if request.text else ""
     if answer:
         conversation.keep(question, answer, request.stats)

@@ -88,6 +88,7 @@ class Request:
         self.error: Exception | None = None  # why it could not begin or go on
         self.joined = 0.0  # when it got its row, by the clock that measures rounds
         self.last: tuple[TokenTree, list[int]] | None = None  # the latest round's tree and its accepted nodes
+        self._undecoded: list[tuple[int, str]] = []  # output tokens and who proposed them
         self._unread: list[Piece] = []
 
     @property
@@ -166,10 +167,17 @@ class Request:
 
         A character whose bytes are spread over tokens, and text held back for a stop string, count as the last token's.
         """
+        self._decode()
         if self.text is not None and self.finish_reason and self.stats.sources:
             self._unread.append(Piece(self.text.flush(), self.stats.sources[-1]))
         pieces, self._unread = [piece for piece in self._unread if piece.text], []
         return pieces
+
+    def _decode(self) -> None:
+        """Make text of the tokens that came since the last time."""
+        if self.text is not None:
+            self._unread += [Piece(self.text.push(token), source) for token, source in self._undecoded]
+            self._undecoded.clear()
 
     def _finished(self, token: int, source: str) -> str | None:
         if self.constraint and self.constraint.error:
@@ -178,9 +186,11 @@ class Request:
         if token in self.eos:
             return "eos"
         if self.text is not None:
-            self._unread.append(Piece(self.text.push(token), source))
-            if self.text.stopped:
-                return "stop"
+            self._undecoded.append((token, source))
+            if self.text.stop:  # else it is time enough when somebody reads
+                self._decode()
+                if self.text.stopped:
+                    return "stop"
         if self.stop_when is not None and bool(self.stop_when(torch.tensor([self.ids]), None).all()):
             return "stop"
         return "length" if len(self.ids) - self.prompt_length >= self.limit else None

@@ -97,7 +97,8 @@ class SuffixLookup(DraftSource):
     ) -> Candidates:
         memory.extend(ids)
         count, longest = min(depth, most), memory.matched
-        tokens = ids[memory.match_end :][:count] if longest >= self.shortest else []
+        at = memory.match_end
+        tokens = ids[at : at + count] if longest >= self.shortest else []
         if self.shared:
             found, at = self.shared.longest(ids)
             if found > longest:

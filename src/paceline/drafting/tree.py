@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.drafting.lookup import Candidates
 from paceline.targets.span import Span
 
 
@@ -42,6 +43,22 @@ class TokenTree:
     @classmethod
     def root(cls, token: int) -> TokenTree:
         return cls([token], [-1], [None], [""], [None])
+
+    @classmethod
+    def of(cls, root: int, found: Candidates) -> TokenTree:
+        """A source's candidates behind the text's last token."""
+        depths = [0]
+        for parent in found.parents:
+            depths.append(depths[parent] + 1)
+        alone: list[float | None] = [None]
+        return cls(
+            [root, *found.tokens],
+            [-1, *found.parents],
+            [None] * len(depths),
+            ["", *found.sources],
+            alone + found.scores,
+            _depths=depths,
+        )
 
     def add(self, token: int, parent: int, source: str, q: Tensor | None = None, score: float | None = None) -> int:
         """Append a node; returns its index."""

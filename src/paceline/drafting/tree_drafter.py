@@ -106,11 +106,7 @@ class LookupDrafter(TreeDrafter):
         return self.lookup.begin(row.ids)
 
     def propose(self, row: Row, memory: Any, depth: int, min_score: float) -> TokenTree:
-        tree = TokenTree.root(row.ids[-1])
-        found = self.lookup.propose(row.ids, memory, depth, self.max_candidates, min_score)
-        for token, parent, score, source in zip(*found, strict=True):
-            tree.add(token, parent, source, score=score)
-        return tree
+        return TokenTree.of(row.ids[-1], self.lookup.propose(row.ids, memory, depth, self.max_candidates, min_score))
 
     def learn(self, row: Row, memory: Any, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         self.lookup.observe(row.ids, memory)
@@ -126,7 +122,4 @@ def max_candidates(budget: int | str, target: Target) -> int:
 
 def reach(row: Row) -> int:
     """How deep a row wants its tree of deterministic tokens to be."""
-    depth = 0
-    while depth < row.room and row.policy.more(depth) and row.policy.keep(None, depth):
-        depth += 1
-    return depth
+    return row.policy.reach(row.room)

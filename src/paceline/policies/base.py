@@ -85,5 +85,12 @@ class StoppingPolicy:
         """
         return True
 
+    def reach(self, most: int) -> int:
+        """How many tokens it drafts, of at most so many, where each is a deterministic proposal."""
+        depth = 0
+        while depth < most and self.more(depth) and self.keep(None, depth):
+            depth += 1
+        return depth
+
     def observe(self, drafted: int, accepted: int) -> None:
         """The outcome of a round: depth that was drafted and how much of it the target accepted."""

@@ -12,3 +12,6 @@ class Fixed(StoppingPolicy):
     def __init__(self, *, k: int = 5) -> None:
         require(k >= 0, f"fixed: k must be >= 0, not {k}")
         self.limit = k
+
+    def reach(self, most: int) -> int:
+        return max(min(most, self.limit), 0)

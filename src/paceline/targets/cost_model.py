@@ -18,7 +18,7 @@ MEASURED, NOISE = 0.25, 0.1  # of a width's first measurement, of a pass that is
 DRIFT, CHANGE = 0.03, 0.003  # from one pass to the next: of the machine's speed, of a width's own cost
 SLOWER, FASTER = 2.0, 4.0  # the most standard deviations that a pass counts for: noise only ever adds
 
-SETTLED, EVERY = 64, 4  # passes after which only each so many-th is learned from: learning takes time, too
+LEARNED_FROM = ((64, 1), (256, 4), (np.inf, 16))  # up to so many passes each so many-th: learning takes time, too
 FIRST_PROBE = 8  # passes after which one is run for the sake of knowing; then after twice as many each time
 
 _WIDTHS = np.arange(TABLE + 1, dtype=float)
@@ -139,7 +139,7 @@ class LearnedCosts(Costs):
 
     def observe(self, width: int, seconds: float, slots: float | None = None, rows: int = 1) -> None:
         self._observed += 1
-        since = EVERY if self._observed > SETTLED else 1  # passes since the last that was learned from
+        since = next(each for most, each in LEARNED_FROM if self._observed <= most)
         base = seconds - self._further(width, slots, rows)
         if self._observed % since == 0 and base > 0:
             self._learn(width, base, since)

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from jaxtyping import Float, Integer
 
 from paceline.drafters.trigram.matrix import Table
-from paceline.drafters.trigram.structures import Counts, Ngrams, Plan, Rule, SearchArena
+from paceline.drafters.trigram.structures import Counts, Plan, Rule, SearchArena
+
+if TYPE_CHECKING:
+    from paceline.drafters.trigram.overlay import Overlay
+
+
+class Searcher(Protocol):
+    """`trigram.search.grow`, again and again: what stays is handed over once."""
+
+    def grow(
+        self,
+        own: Overlay,
+        shared: Overlay,
+        tail: list[int],
+        random: np.ndarray,
+        depth: int,
+        nodes: int,
+        min_score: float,
+    ) -> int:
+        """A draft, into the arena; `depth`, `nodes` and `min_score` take the place of the plan's."""
+        ...
 
 
 class Kernels(Protocol):
@@ -20,14 +40,7 @@ class Kernels(Protocol):
 
     def rebuild(self, old: Counts, new: Counts, factor: float, least: float) -> None: ...
 
-    def grow(
-        self,
-        ngrams: Ngrams,
-        tail: Integer[np.ndarray, " n-1"],
-        plan: Plan,
-        arena: SearchArena,
-        random: np.ndarray,
-    ) -> int: ...
+    def searcher(self, tables: tuple[Table, ...], rule: Rule, plan: Plan, arena: SearchArena) -> Searcher: ...
 
     def follow_all(
         self,

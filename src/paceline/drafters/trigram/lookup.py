@@ -11,7 +11,7 @@ import numpy as np
 from paceline.drafters.trigram.kernels import kernels
 from paceline.drafters.trigram.matrix import Matrix
 from paceline.drafters.trigram.overlay import Overlay, places
-from paceline.drafters.trigram.structures import Ngrams, Plan, Rule, new_arena
+from paceline.drafters.trigram.structures import Plan, Rule, new_arena
 from paceline.drafting.lookup import Candidates, DraftSource, chain
 
 log = logging.getLogger("paceline")
@@ -56,6 +56,7 @@ class TrigramLookup(DraftSource):
         self.shares, self.adapt, self.window, self.seed = shared > 0, adapt, window, seed
         self.learns_at_once = self.shares or rule.literal  # each round; else when a draft is asked for
         self.arena = new_arena(rule.order, plan.iterations, plan.nodes)
+        self._searcher = self._compiled.searcher(self.tables, rule, plan, self.arena)
         self.chains = False
         if not native:
             self._compile()
@@ -75,11 +76,8 @@ class TrigramLookup(DraftSource):
         if self.chains:
             return self.propose_all([ids], [memory], depth, most)[0]
         self._catch_up(ids, memory)
-        plan = self.plan._replace(
-            depth=min(depth, self.plan.depth), nodes=min(most, self.plan.nodes), min_score=min_score
-        )
-        tail = np.array(self._tail(ids), np.int64)
-        drawn = self._compiled.grow(self._ngrams(memory.overlay), tail, plan, self.arena, memory.random)
+        limits = min(depth, self.plan.depth), min(most, self.plan.nodes), min_score
+        drawn = self._searcher.grow(memory.overlay, self.shared, self._tail(ids), memory.random, *limits)
         tokens, parents = self.arena.drawn[:, :drawn].tolist()
         return Candidates(tokens, parents, self.arena.scores[:drawn].tolist(), [self.source] * drawn)
 
@@ -109,10 +107,6 @@ class TrigramLookup(DraftSource):
         width = self.rule.order - 1
         return [-1] * (width - len(ids)) + list(ids[-width:])
 
-    def _ngrams(self, overlay: Overlay) -> Ngrams:
-        rule = self.rule._replace(shared_scale=self.shared.scale)
-        return Ngrams(self.tables, overlay.counts, self.shared.counts, rule)
-
     def _catch_up(self, ids: Sequence[int], memory: Memory) -> None:
         """Learn what has come, if that was left until a draft is asked for: where none is, nothing is learned."""
         if not self.learns_at_once:
@@ -131,7 +125,6 @@ class TrigramLookup(DraftSource):
         started = time.perf_counter()
         overlay = Overlay(self.rule.order)
         overlay.learn([0, 0], 0)
-        tail = np.zeros(self.rule.order - 1, np.int64)
-        self._compiled.grow(self._ngrams(overlay), tail, self.plan, self.arena, np.zeros(1, np.uint64))
+        self._searcher.grow(overlay, self.shared, self._tail([]), np.zeros(1, np.uint64), 1, 1, 0.0)
         if (seconds := time.perf_counter() - started) > 3:
             log.info("trigram: compiled the search in %.0f s; from now on it comes from numba's cache", seconds)

@@ -14,7 +14,8 @@ from paceline.drafters.trigram.structures import place_of
 from paceline.targets.native.build import library
 
 if TYPE_CHECKING:
-    from paceline.drafters.trigram.structures import Counts, Ngrams, Plan, Rule, SearchArena
+    from paceline.drafters.trigram.overlay import Overlay
+    from paceline.drafters.trigram.structures import Counts, Plan, Rule, SearchArena
 
 
 class CCounts(ctypes.Structure):
@@ -72,16 +73,37 @@ def rebuild(old: Counts, new: Counts, factor: float, least: float) -> None:
     library().paceline_ngrams_rebuild(byref(before), byref(after), factor, least)
 
 
-def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: SearchArena, random: np.ndarray) -> int:
-    tokens, parents = arena.drawn
-    arrays = (arena.nodes, arena.heap, arena.context, tokens, parents, arena.scores)
-    memory = CArena(*(array.ctypes.data for array in arrays))
-    how = CPlan(**plan._asdict())
-    read = _ngrams(ngrams.tables, place_of(ngrams.own), place_of(ngrams.shared), ngrams.rule)
-    grown: int = library().paceline_ngrams_grow(
-        byref(read), byref(how), byref(memory), tail.ctypes.data, random.ctypes.data
-    )
-    return grown
+class Searcher:
+    """See `kernels.Searcher`."""
+
+    def __init__(self, tables: tuple[Table, ...], rule: Rule, plan: Plan, arena: SearchArena) -> None:
+        self._keep = tables, arena  # the structures point into them
+        self._ngrams, self._plan = _ngrams(tables, (), (), rule), CPlan(**plan._asdict())
+        arrays = (arena.nodes, arena.heap, arena.context, *arena.drawn, arena.scores)
+        self._arena = CArena(*(array.ctypes.data for array in arrays))
+        self._tail = (c_int64 * (rule.order - 1))()
+        self._fixed = byref(self._ngrams), byref(self._plan), byref(self._arena), self._tail
+        self._call = library().paceline_ngrams_grow
+
+    def grow(
+        self,
+        own: Overlay,
+        shared: Overlay,
+        tail: list[int],
+        random: np.ndarray,
+        depth: int,
+        nodes: int,
+        min_score: float,
+    ) -> int:
+        ngrams, plan = self._ngrams, self._plan
+        ngrams.own, ngrams.shared, ngrams.rule.shared_scale = CCounts(*own.place), CCounts(*shared.place), shared.scale
+        plan.depth, plan.nodes, plan.min_score = depth, nodes, min_score
+        self._tail[:] = tail
+        grown: int = self._call(*self._fixed, random.ctypes.data)
+        return grown
+
+
+searcher = Searcher
 
 
 def follow_all(

@@ -12,6 +12,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch  # before the library: it then shares torch's OpenMP threads instead of bringing its own
@@ -21,17 +22,21 @@ from paceline.errors import NativeUnavailable, OptionError
 from paceline.files import whole
 from paceline.targets import store
 from paceline.targets.native.compiler import (
+    ALL,
     SOURCES,
     CompilationFailed,
     compile_library,
     find_compiler,
     instruction_sets,
+    needed_sets,
     source_key,
 )
 from paceline.targets.progress import bars
 
 _ELF = struct.Struct("40x Q 10x H H 2x")  # of a header: where the table of sections is, sizes of an entry, entries
-FORCED = "PACELINE_ISA"  # environment variable: an instruction set to run on instead
+#: Environment variable: an instruction set to run on instead of the fastest; "all": a library that is compiled here has
+#: code for each, as a wheel's has.
+FORCED = "PACELINE_ISA"
 
 
 @functools.cache
@@ -43,9 +48,13 @@ def library() -> ctypes.CDLL:
         OptionError: the instruction set that the environment names is not there.
     """
     loaded = _packaged() or _compiled()
-    if name := os.environ.get(FORCED):
+    if (name := _forced()) not in ("", ALL):
         _choose(loaded, name)
     return loaded
+
+
+def _forced() -> str:
+    return os.environ.get(FORCED, "")
 
 
 def _packaged() -> ctypes.CDLL | None:
@@ -63,12 +72,13 @@ def _compiled() -> ctypes.CDLL:
         raise NativeUnavailable(
             "the native tier needs a C++ compiler with OpenMP (g++ or clang++), and none is installed"
         )
-    path = folder() / f"{_key(compiler)}.so"
+    sets = needed_sets(compiler, _forced())
+    path = folder() / f"{_key(compiler, sets)}.so"
     bad = None  # when one was written that cannot be loaded: it is damaged, or was made for another machine
     try:
         while True:
             if build := bad is not None or not _whole(path):
-                _build(compiler, path, bad)
+                _build(compiler, path, sets, bad)
             try:
                 return _declare(ctypes.CDLL(str(path)))
             except OSError as error:
@@ -79,7 +89,7 @@ def _compiled() -> ctypes.CDLL:
         raise NativeUnavailable(f"the native tier cannot be built: {error}") from error
 
 
-def _build(compiler: str, path: Path, bad: int | None) -> None:
+def _build(compiler: str, path: Path, sets: Sequence[str], bad: int | None) -> None:
     """Compile the library, unless another process has while we waited.
 
     Args:
@@ -88,7 +98,7 @@ def _build(compiler: str, path: Path, bad: int | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not _whole(path) or path.stat().st_mtime_ns == bad:
-            _compile_once(compiler, path)
+            _compile_once(compiler, path, sets)
 
 
 def _whole(path: Path) -> bool:
@@ -149,14 +159,14 @@ def _runnable(loaded: ctypes.CDLL) -> list[str]:
     return [name for name in instruction_sets() if loaded.paceline_has_isa(name.encode())]
 
 
-def _key(compiler: str) -> str:
-    """Of everything a library compiled here depends on: sources, compiler, torch (whose OpenMP it uses)."""
+def _key(compiler: str, sets: Sequence[str]) -> str:
+    """Of all that a library compiled here depends on: torch as well, whose OpenMP it uses."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    parts = [source_key(), compiler, version, torch.__version__]
+    parts = [source_key(), *sets, compiler, version, torch.__version__]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _compile_once(compiler: str, path: Path) -> None:
+def _compile_once(compiler: str, path: Path, sets: Sequence[str]) -> None:
     """Compile, unless it failed before: nothing that it depends on has changed since."""
     failed = path.with_suffix(".failed")
     if failed.exists():
@@ -164,7 +174,7 @@ def _compile_once(compiler: str, path: Path) -> None:
         raise NativeUnavailable(f"{reason} (remembered: delete {failed} to try again)")
     try:
         with bars(sys.stderr.isatty()) as stage:
-            compile_library(compiler, path, stage)
+            compile_library(compiler, path, stage, sets)
     except CompilationFailed as error:
         raise _remembered(path, f"the native tier {error}") from error
 

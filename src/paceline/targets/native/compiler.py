@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,6 +39,13 @@ INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {"portable": ("-O1",), "avx2": _AVX2, "avx512": _AVX512},  # the first is for tests
     "aarch64": {"neon": ()},
 }
+ALL = "all"
+# What a processor must have: that which library.cpp asks it for.
+_FEATURES = {
+    "portable": (),
+    "avx2": ("AVX2", "FMA", "F16C"),
+    "avx512": ("AVX2", "FMA", "F16C", "AVX512F", "AVX512DQ", "AVX512BW", "AVX512VL"),
+}
 
 
 class CompilationFailed(Exception):
@@ -56,6 +63,32 @@ def instruction_sets() -> dict[str, tuple[str, ...]]:
     return INSTRUCTION_SETS.get(machine, {"portable": ()})
 
 
+def needed_sets(compiler: str, forced: str = "") -> list[str]:
+    """Those that a library for this machine alone is made of: the fastest that it has.
+
+    Args:
+        forced: one to take instead; or `ALL`.
+    """
+    sets = list(instruction_sets())
+    here = _features(compiler) if len(sets) > 1 else ""
+    if forced == ALL or not here:
+        return sets
+    fastest = next((name for name in reversed(sets) if all(f"__{part}__" in here for part in _FEATURES[name])), sets[0])
+    chosen = forced if forced in sets else fastest
+    # Without products of bytes, AVX-512's code calls AVX2's for them.
+    return ["avx2", "avx512"] if chosen == "avx512" and "__AVX512VNNI__" not in here else [chosen]
+
+
+def _features(compiler: str) -> str:
+    """What the compiler defines for the processor it runs on; "" where it does not know, or the system's linker wants
+    all that the code could call.
+    """
+    if platform.system() != "Linux":
+        return ""
+    command = [compiler, "-march=native", "-E", "-dM", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
 def source_key() -> str:
     """Of all that the library is made of. Not of the processor: it has code for each, and chooses when it is loaded."""
     parts = [*FLAGS, platform.machine(), str(instruction_sets())]
@@ -63,18 +96,19 @@ def source_key() -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def compile_library(compiler: str, path: Path, stage: Stage) -> None:
+def compile_library(compiler: str, path: Path, stage: Stage, names: Collection[str] | None = None) -> None:
     """A process for each source and instruction set, as many at a time as there are cores; then linked and renamed
     into place.
 
     Args:
         stage: shows how far it is, given a title and the number of jobs; see `paceline.targets.progress`.
+        names: the instruction sets that it has code for; None: all.
 
     Raises:
         CompilationFailed: the compiler will fail the next time as well.
         OSError: it may not.
     """
-    sets = instruction_sets()
+    sets = {name: flags for name, flags in instruction_sets().items() if names is None or name in names}
     listed = "".join(f"ISA({name})" for name in sets)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as work:
         # The linker keeps the first copy of an inline function of the standard library: it must run anywhere.

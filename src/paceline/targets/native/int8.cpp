@@ -8,8 +8,8 @@
 #include "kernels.h"
 
 #if defined(__AVX512F__)
-namespace paceline::avx2 {  // for processors whose AVX-512 has no products of bytes
-void byte_products(int32_t kind, const uint8_t* weights, int panels, const float* x, int ldx, int tokens, int inputs,
+namespace paceline::avx2 {  // for processors whose AVX-512 has no products of bytes; a library for others may be without
+__attribute__((weak)) void byte_products(int32_t kind, const uint8_t* weights, int panels, const float* x, int ldx, int tokens, int inputs,
                    float* acc, const uint8_t* next);
 }
 #endif
