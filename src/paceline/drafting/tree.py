@@ -50,13 +50,12 @@ class TokenTree:
         depths = [0]
         for parent in found.parents:
             depths.append(depths[parent] + 1)
-        alone: list[float | None] = [None]
         return cls(
             [root, *found.tokens],
             [-1, *found.parents],
             [None] * len(depths),
             ["", *found.sources],
-            alone + found.scores,
+            [None, *found.scores],
             _depths=depths,
         )
 

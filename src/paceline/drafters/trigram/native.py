@@ -98,7 +98,7 @@ class Searcher:
         ngrams, plan = self._ngrams, self._plan
         ngrams.own, ngrams.shared, ngrams.rule.shared_scale = CCounts(*own.place), CCounts(*shared.place), shared.scale
         plan.depth, plan.nodes, plan.min_score = depth, nodes, min_score
-        self._tail[:] = tail
+        self._tail[:] = [*tail]
         grown: int = self._call(*self._fixed, random.ctypes.data)
         return grown
 
