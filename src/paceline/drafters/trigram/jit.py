@@ -9,11 +9,10 @@ import numpy as np
 from paceline.drafters.trigram.counts import learn, rebuild
 from paceline.drafters.trigram.many import follow_all
 from paceline.drafters.trigram.search import grow
-from paceline.drafters.trigram.structures import Ngrams, Plan, Rule, SearchArena
+from paceline.drafters.trigram.structures import Ngrams, Plan, Rule, SearchArena, TextCounts
 
 if TYPE_CHECKING:
     from paceline.drafters.trigram.matrix import Table
-    from paceline.drafters.trigram.overlay import Overlay
 
 __all__ = ["follow_all", "learn", "rebuild", "searcher"]
 
@@ -28,8 +27,8 @@ class Searcher(NamedTuple):
 
     def grow(
         self,
-        own: Overlay,
-        shared: Overlay,
+        own: TextCounts,
+        shared: TextCounts,
         tail: list[int],
         random: np.ndarray,
         depth: int,

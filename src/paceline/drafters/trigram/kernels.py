@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Integer
 
 from paceline.drafters.trigram.matrix import Table
-from paceline.drafters.trigram.structures import Counts, Plan, Rule, SearchArena
-
-if TYPE_CHECKING:
-    from paceline.drafters.trigram.overlay import Overlay
+from paceline.drafters.trigram.structures import Counts, Plan, Rule, SearchArena, TextCounts
 
 
 class Searcher(Protocol):
@@ -19,8 +16,8 @@ class Searcher(Protocol):
 
     def grow(
         self,
-        own: Overlay,
-        shared: Overlay,
+        own: TextCounts,
+        shared: TextCounts,
         tail: list[int],
         random: np.ndarray,
         depth: int,

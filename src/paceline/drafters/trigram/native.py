@@ -14,8 +14,7 @@ from paceline.drafters.trigram.structures import place_of
 from paceline.targets.native.build import library
 
 if TYPE_CHECKING:
-    from paceline.drafters.trigram.overlay import Overlay
-    from paceline.drafters.trigram.structures import Counts, Plan, Rule, SearchArena
+    from paceline.drafters.trigram.structures import Counts, Plan, Rule, SearchArena, TextCounts
 
 
 class CCounts(ctypes.Structure):
@@ -87,8 +86,8 @@ class Searcher:
 
     def grow(
         self,
-        own: Overlay,
-        shared: Overlay,
+        own: TextCounts,
+        shared: TextCounts,
         tail: list[int],
         random: np.ndarray,
         depth: int,

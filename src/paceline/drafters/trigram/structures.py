@@ -5,7 +5,7 @@ The structures of `targets/native/ngrams.h` and `search.cpp` mirror these.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -58,6 +58,16 @@ def place_of(counts: Counts) -> tuple[int, int, int, int, int]:
     """Where the three arrays lie in memory, and the sizes of the first two."""
     slots, entries, used = counts
     return slots.ctypes.data, entries.ctypes.data, used.ctypes.data, slots.size, entries.size
+
+
+class TextCounts(Protocol):
+    """What is counted of a text, as the search reads it: an `Overlay`."""
+
+    counts: Counts
+    place: tuple[int, int, int, int, int]  # `place_of` the counts
+
+    @property
+    def scale(self) -> float: ...
 
 
 # -- how they are read -------------------------------------------------------------------------------------------------
