@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["follow_all", "learn", "rebuild", "searcher"]
 
 
-class Searcher(NamedTuple):
+class NumbaSearcher(NamedTuple):
     """See `kernels.Searcher`."""
 
     tables: tuple[Table, ...]
@@ -41,4 +41,4 @@ class Searcher(NamedTuple):
         return grow(ngrams, np.array(tail, np.int64), plan, self.arena, random)
 
 
-searcher = Searcher
+searcher = NumbaSearcher

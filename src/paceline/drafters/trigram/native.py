@@ -72,7 +72,7 @@ def rebuild(old: Counts, new: Counts, factor: float, least: float) -> None:
     library().paceline_ngrams_rebuild(byref(before), byref(after), factor, least)
 
 
-class Searcher:
+class LibrarySearcher:
     """See `kernels.Searcher`."""
 
     def __init__(self, tables: tuple[Table, ...], rule: Rule, plan: Plan, arena: SearchArena) -> None:
@@ -102,7 +102,7 @@ class Searcher:
         return grown
 
 
-searcher = Searcher
+searcher = LibrarySearcher
 
 
 def follow_all(
