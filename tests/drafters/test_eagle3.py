@@ -142,7 +142,7 @@ def test_an_output_matrix_of_its_own() -> None:
     drafter, _ = run(target, head)
     assert all(50 <= token < 90 for _, tree in drafter.told for token in tree.tokens[1:])
     features = torch.randn(3, 32, dtype=torch.float64)
-    torch.testing.assert_close(drafter.forward.logits(features), features @ matrix.T)
+    torch.testing.assert_close(drafter.forward.layers.logits(features), features @ matrix.T)
 
 
 # -- which head --------------------------------------------------------------------------------------------------------
@@ -235,3 +235,33 @@ def test_beside_on_each_instruction_set() -> None:
     assert torch.equal(passes(layers, hidden, other, 9), alone)
     wide = noisy(model, 2).decoder(inputs_embeds=torch.cat([hidden, other], -1), use_cache=False).last_hidden_state
     torch.testing.assert_close(alone, wide, rtol=0, atol=0.3)
+
+
+@pytest.mark.skipif(not available(), reason="no C++ compiler with OpenMP")
+@pytest.mark.parametrize("token", ["joined", ADDED])
+@torch.inference_mode()
+def test_steps_on_each_instruction_set(token: str) -> None:
+    """A draft step in one call has the same bits with any width and number of threads, and near enough the model's."""
+    model = small_llama(hidden_size=72).float()
+    head = first_form(model, 2) if token == "joined" else noisy(model, 2, token=ADDED)
+    forward = Eagle(NativeTarget(small_llama(hidden_size=72).float()), head=head, extra=0).forward
+    read = torch.randn(1, 9, 72, generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(40, 49)[None]
+
+    def steps(width: int) -> torch.Tensor:
+        cache, out = forward.layers.new_cache(1, 16), []
+        for at in range(0, 9, width):
+            piece = slice(at, at + width)
+            span = Span(ids[:, piece], np.array([at]))
+            made, logits = forward._run(read[:, piece], span, cache, last=span.width)
+            assert logits is not None
+            out.append(torch.cat([made, logits], -1))
+        return torch.cat(out, 1)
+
+    assert forward._step
+    on_each_set(lambda: steps(9))
+    alone = steps(1)
+    torch.set_num_threads(2)
+    assert torch.equal(steps(9), alone)
+    forward._step = None
+    torch.testing.assert_close(steps(9), alone, rtol=0, atol=0.02)

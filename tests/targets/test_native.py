@@ -397,6 +397,44 @@ def test_what_lies_outside(llama: NativeTarget) -> None:
             llama.forward(Span(torch.tensor([ids]), cache.lengths.copy()), cache)
 
 
+def test_a_pass_is_its_parts(pair: tuple[NativeTarget, Target]) -> None:
+    """In one call the same bits as by parts: a tree in a batch, with what enters any layer, and from any layer on."""
+    target, ids = pair[0], random_ids(2, 7)
+    tree = torch.eye(7, dtype=torch.bool) | (torch.arange(7) == 0)
+    depths = torch.tensor([[0, 1, 1, 1, 1, 1, 1]] * 2)
+    span = Span(ids, np.array([3, 0]), depths=depths, ancestors=torch.stack([tree, tree]))
+    cache = target.new_cache(2, 12)
+    entering = [target.embed(span)]
+    for layer in range(3):
+        entering.append(target.layers(entering[-1], span, cache, layer, layer + 1))
+    logits = target.head(entering[-1])
+    for start in range(4):
+        out = target.forward(span, cache, range(start, 4), start, entering[start] if start else None)
+        assert torch.equal(out.logits, logits)
+        assert all(torch.equal(out.taps[tap], entering[tap]) for tap in range(start, 4))
+        assert out.likeliest is not None
+        assert torch.equal(out.likeliest, logits.argmax(-1))
+    with pytest.raises(ValueError, match="cannot tap"):
+        target.forward(span, cache, [1], 2, entering[2])
+
+
+def test_the_first_of_equals_is_the_likeliest() -> None:
+    """As numpy and torch have it, on each instruction set, in a vocabulary that is no whole number of pieces."""
+    model = small_llama(vocab_size=1131).float()
+    weight = model.lm_head.weight.data
+    weight[:] = weight[torch.randint(0, 3, (1131,), generator=torch.Generator().manual_seed(0))]
+    target = NativeTarget(model)
+    cache, span = target.new_cache(1, 9), Span(random_ids(1, 9), np.zeros(1, np.int64))
+
+    def likeliest() -> Tensor:
+        out = target.forward(span, cache)
+        assert out.likeliest is not None
+        assert out.likeliest.tolist() == out.logits.numpy().argmax(-1).tolist()
+        return out.likeliest
+
+    on_each_set(likeliest)
+
+
 # -- the build ---------------------------------------------------------------------------------------------------------
 CHECK = """
 import torch

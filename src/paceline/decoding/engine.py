@@ -136,7 +136,7 @@ class Engine(RunningBatch):
         out = self.target.forward(span, cache, self._taps(rows), start, hidden)
         clock.lap("verify")
 
-        outcomes = verify(rows, trees, out.logits)
+        outcomes = verify(rows, trees, out.logits, out.likeliest)
         clock.lap("sample")
 
         cache.commit([outcome.path for outcome in outcomes])

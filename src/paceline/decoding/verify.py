@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.targets.logits import argmax
@@ -65,11 +65,21 @@ class Outcome(NamedTuple):
 
 
 def verify(
-    rows: Sequence[VerifiedRequest], trees: Sequence[TokenTree], logits: Float[Tensor, "batch width vocab"]
+    rows: Sequence[VerifiedRequest],
+    trees: Sequence[TokenTree],
+    logits: Float[Tensor, "batch width vocab"],
+    known: Int[Tensor, "batch width"] | None = None,
 ) -> list[Outcome]:
-    """The outcome of each row's tree under the verification that it names; `logits` are padded to the widest tree."""
+    """The outcome of each row's tree under the verification that it names.
+
+    Args:
+        logits: padded to the widest tree.
+        known: their greedy choices, where whoever made them has told.
+    """
     chosen = [row.verification(tree) for row, tree in zip(rows, trees, strict=True)]
-    likeliest = argmax(logits) if Verification.ARGMAX in chosen else []  # of all rows at once
+    likeliest: list[list[int]] = []
+    if Verification.ARGMAX in chosen:  # of all rows at once
+        likeliest = argmax(logits) if known is None else known.tolist()
     outcomes = []
     for row, tree, how in zip(rows, trees, chosen, strict=True):
         if how is Verification.ARGMAX:

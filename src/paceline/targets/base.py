@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from paceline.errors import ContextOverflow
@@ -26,6 +26,7 @@ PREFILL_CHUNK = 512  # bounds the attention mask and the activations of a long p
 class PassOutput(NamedTuple):
     logits: Float[Tensor, "batch width vocab"]
     taps: dict[int, Float[Tensor, "batch width hidden"]]  # tap i: the hidden states that enter layer i
+    likeliest: Int[Tensor, "batch width"] | None = None  # the first of the largest logits, where the pass tells
 
     def row(self, row: int, width: int) -> PassOutput:
         """One row's part without its padding (views)."""
@@ -146,8 +147,7 @@ class Target(ABC):
     def _through(
         self, span: Span, cache: KVCache, taps: Collection[int], start: int = 0, hidden: Tensor | None = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        if any(tap < start for tap in taps):
-            raise ValueError(f"a pass from layer {start} on cannot tap what entered a layer below")
+        check_taps(taps, start)
         return self._layers_tapped(self.embed(span) if hidden is None else hidden, span, cache, start, taps)
 
     def _layers_tapped(
@@ -194,6 +194,12 @@ class Target(ABC):
             raise ContextOverflow(
                 f"prompt of {prompt} tokens + {new} new tokens exceed the model's context of {self.context} tokens"
             )
+
+
+def check_taps(taps: Collection[int], start: int) -> None:
+    """Raises ValueError for those that a pass from layer `start` on does not come by."""
+    if any(tap < start for tap in taps):
+        raise ValueError(f"a pass from layer {start} on cannot tap what entered a layer below")
 
 
 def _matrices(model: PreTrainedModel) -> list[Tensor]:

@@ -44,7 +44,8 @@ class Span:
     @cached_property
     def end(self) -> int:
         """One past the last cache slot any row touches."""
-        return int(self.starts.max()) + self.offset + self.width
+        starts: list[int] = self.starts.tolist()
+        return max(starts) + self.offset + self.width
 
     @cached_property
     def seen(self) -> int:

@@ -59,7 +59,7 @@ class StatefulTarget(WholeTarget):
             rows = [[*old, *row, *row[-1:] * (most - len(old))] for old, row in zip(cache.pending, new, strict=True)]
             ids = torch.tensor(rows, device=ids.device)
         window = cache.window(Span(ids, span.starts - np.array(again), final=span.final))
-        logits, tapped = self._run(window, taps, keep or (span.width if level else 0))
+        logits, tapped, _ = self._run(window, taps, keep or (span.width if level else 0))
         if span.final:
             cache.states.take(cache.first_row, window.states)
         else:

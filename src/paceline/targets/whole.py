@@ -73,7 +73,7 @@ class WholeTarget(Target):
             raise self._no_blocks()
         if self._row_by_row and span.batch > 1:
             rows = [self._pass(span.row(row), cache.rows(row, row + 1), taps, keep) for row in range(span.batch)]
-            logits, tapped = zip(*rows, strict=True)
+            logits, tapped, _ = zip(*rows, strict=True)
             return PassOutput(torch.cat(logits), {tap: torch.cat([row[tap] for row in tapped]) for tap in taps})
         return self._pass(span, cache, taps, keep)
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.clock import now
-from paceline.drafters.eagle.forward import MOST, EagleForward
+from paceline.drafters.eagle.forward import MOST, EagleForward, Guesses
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafters.eagle.waiting import Waiting
@@ -134,20 +134,17 @@ class Eagle(AutoregressiveDrafter):
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         if depth == 0:
-            states = self.forward.roots(rows)[:, None]
+            made = self.forward.roots(rows)
         else:
             # A row that stopped has its last token run again further behind, where nothing sees it.
             ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
             span = Span(ids, self.forward.starts(len(rows)), offset=depth)
-            states = self.forward.nodes(self._states, span)
-        self._states = states
-        return Step(self._logits(states)[:, 0], states[:, 0])
+            made = self.forward.nodes(self._states, span)
+        self._states = made.states
+        return Step(self._logits(made)[:, 0], made.states[:, 0])
 
-    def _logits(self, states: Float[Tensor, "batch width hidden"]) -> Float[Tensor, "batch width tokens"]:
-        if self._text is None:
-            return self.forward.head(states)
-        features = self.forward.features(states)
-        return self._text.logits(features, self.forward.logits(features))
+    def _logits(self, made: Guesses) -> Float[Tensor, "batch width tokens"]:
+        return self._text.logits(self.forward.features(made.states), made.logits) if self._text else made.logits
 
     def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees = [DynamicTree(row.ids[-1], self.tree, self.max_candidates) for row in rows]
@@ -157,8 +154,8 @@ class Eagle(AutoregressiveDrafter):
             began = now()
             # All rows go on by as many nodes at a time: those of a row that stopped are padding.
             stop = first + len(trees[growing[0].slot].newest)
-            self._states = self._expand(rows, trees, first, stop)
-            logits = self._logits(self._states)
+            made = self._expand(rows, trees, first, stop)
+            self._states, logits = made.states, self._logits(made)
             growing = [row for row in growing if self._grow(row, trees[row.slot], logits[row.slot], depth, len(rows))]
             if depth:
                 seconds = (now() - began) / len(rows)
@@ -166,12 +163,10 @@ class Eagle(AutoregressiveDrafter):
             depth, first = depth + 1, stop
         return [self._chosen(row, trees[row.slot], len(rows)) for row in rows]
 
-    def _expand(
-        self, rows: Sequence[Row], trees: Sequence[DynamicTree], first: int, stop: int
-    ) -> Float[Tensor, "batch width hidden"]:
-        """The states guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
+    def _expand(self, rows: Sequence[Row], trees: Sequence[DynamicTree], first: int, stop: int) -> Guesses:
+        """What is guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
         if first == 0:
-            return self.forward.roots(rows)[:, None]
+            return self.forward.roots(rows)
         width = stop - first
         origins = [tree.origins if len(tree.origins) == width else [0] * width for tree in trees]
         read = self._states[torch.arange(len(rows))[:, None], origins]

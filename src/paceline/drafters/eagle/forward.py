@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.drafters.eagle.fused_head import Eagle3Head, WideLayer
 from paceline.drafters.eagle.head import EagleHead
+from paceline.drafters.eagle.native_step import native_step
 from paceline.drafters.eagle.waiting import Waiting
 from paceline.drafting.base import Row
 from paceline.drafting.output_rows import output_rows
@@ -23,6 +25,11 @@ from paceline.targets.target import Target
 ALONG = 16  # tokens that a row may catch up with in the pass over its root
 TAIL = 64  # most tokens that are read at once: of a long prompt, or when drafting was not asked for, only the last ones
 MOST = TAIL + ALONG  # tokens whose hidden states are needed of a prompt
+
+
+class Guesses(NamedTuple):
+    states: Float[Tensor, "batch width hidden"]  # from which the next step goes on
+    logits: Float[Tensor, "batch width tokens"]  # of the tokens that can be drafted
 
 
 class EagleForward:
@@ -58,6 +65,7 @@ class EagleForward:
         head.lm.set_output_embeddings(linear_module(unused if rows is None else rows))
         self.layers = fast_layers(head.lm, target)
         self._every = rows is None
+        self._step = native_step(self.layers, target, self.fc, self.token_in, self.token_norm)
         self.cache: KVCache
 
     def _take_layers(self, head: Eagle3Head) -> None:
@@ -90,8 +98,8 @@ class EagleForward:
         starts: np.ndarray = np.maximum(self.cache.lengths[:rows] - 1, 0)
         return starts
 
-    def roots(self, rows: Sequence[Row]) -> Float[Tensor, "batch hidden"]:
-        """The states guessed at the roots, once what waits has been read."""
+    def roots(self, rows: Sequence[Row]) -> Guesses:
+        """What is guessed at the roots, once what waits has been read."""
         self.catch_up(rows)
         news = [self._taken(row) for row in rows]
         cache, counts = self.cache.rows(0, len(rows)), np.array([len(new) for new in news])
@@ -103,23 +111,24 @@ class EagleForward:
             hidden = torch.stack([nn.functional.pad(new, (0, 0, 0, width - len(new))) for new in news])
         ids = [(row.ids[-max(len(new), 1) :] + [0] * width)[:width] for row, new in zip(rows, news, strict=True)]
         span = Span(torch.tensor(ids, device=self.target.device), cache.lengths.copy())
-        out = self._run(self._read(hidden), span, cache)
+        states, logits = self._run(self._read(hidden), span, cache, last=1 if len(rows) == 1 else 0)
         cache.lengths += counts
-        return out[range(len(rows)), np.maximum(counts - 1, 0)]
+        if logits is not None:
+            return Guesses(states[:, -1:], logits)
+        states = states[range(len(rows)), np.maximum(counts - 1, 0)][:, None]
+        return Guesses(states, self.head(states))
 
-    def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span) -> Float[Tensor, "batch width hidden"]:
-        """The states guessed at nodes of the trees, from those guessed at their parents."""
-        return self._run(states, span, self.cache.rows(0, span.batch))
+    def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span) -> Guesses:
+        """What is guessed at nodes of the trees, from the states guessed at their parents."""
+        states, logits = self._run(states, span, self.cache.rows(0, span.batch), last=span.width)
+        assert logits is not None
+        return Guesses(states, logits)
 
     def features(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         """What the output matrix reads of guessed states."""
         return self.layers.features(states)
 
-    def logits(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
-        return self.target.logits(features) if self._every else self.layers.logits(features)
-
     def head(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
-        """`logits` of `features`, on most tiers in one call."""
         return self.target.logits(self.features(states)) if self._every else self.layers.head(states)
 
     def catch_up(self, rows: Sequence[Row]) -> None:
@@ -159,6 +168,16 @@ class EagleForward:
         return self.fc(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
 
     def _run(
+        self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int = 0
+    ) -> tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None]:
+        """The head's states, and logits of the `last` nodes: of a single row, or of all nodes in several."""
+        if self._step:
+            made, logits = self._step(states, span, cache, 0 if self._every else last)
+        else:
+            made, logits = self._by_parts(states, span, cache), None
+        return made, self.head(made[:, -last:]) if last and logits is None else logits
+
+    def _by_parts(
         self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache
     ) -> Float[Tensor, "batch width hidden"]:
         embedded = self.target.embed(span)

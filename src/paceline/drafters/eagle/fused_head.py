@@ -213,8 +213,7 @@ class Eagle3Head(SteppingHead):
     def normed(self, states: Float[Tensor, "*rows taps*hidden"]) -> Float[Tensor, "*rows taps*hidden"]:
         """Each tap's states by themselves, of root mean square 1: taps differ tenfold in size, which training minds."""
         apart = states.reshape(*states.shape[:-1], len(self.config.taps), self.fc.out_features)
-        squares = apart.square().mean(-1, keepdim=True)
-        normed: Tensor = apart * (squares + self.config.model["rms_norm_eps"]).rsqrt()
+        normed: Tensor = functional.rms_norm(apart, apart.shape[-1:], eps=self.config.model["rms_norm_eps"])
         return normed.view(states.shape)
 
     def entered(

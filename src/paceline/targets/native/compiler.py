@@ -23,9 +23,9 @@ KERNELS = (
     *("roofline.cpp", "pass.cpp", "experts.cpp", "rows.cpp"),
     *("gemm.cpp", "attention.cpp", "bfloat16.cpp", "formats.cpp", "formats_k.cpp", "int8.cpp", "int8_k.cpp"),
 )
-COMMON = ("library.cpp", "ngrams.cpp", "search.cpp")
+COMMON = ("library.cpp", "span.cpp", "ngrams.cpp", "search.cpp")
 HEADERS = (
-    *("native.h", "kernels.h", "vectors.h", "team.h", "attention.h", "activations.h", "bfloat16.h"),
+    *("native.h", "span.h", "kernels.h", "vectors.h", "team.h", "attention.h", "activations.h", "bfloat16.h"),
     *("formats.h", "kernel.h", "tiles.h", "storage.h", "storage_k.h", "digits.h", "ngrams.h"),
     *("int8.h", "int8_kernel.h"),
 )

@@ -6,12 +6,14 @@
 #include <cpuid.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
-#include "native.h"
+#include "span.h"
 
 namespace paceline {
 
@@ -78,6 +80,28 @@ std::atomic<const Isa*> chosen = fastest();
 
 const Kernels& kernels() { return *chosen.load(std::memory_order_relaxed)->kernels; }
 
+bool are_outputs(const Matrix& w, const int64_t* outputs, int64_t count) {
+    return std::all_of(outputs, outputs + count, [&](int64_t at) { return 0 <= at && at < w.outputs; });
+}
+
+struct Scratch {  // memory that grows and is used again and again
+    float* floats = nullptr;
+    size_t size = 0;
+
+    ~Scratch() { std::free(floats); }
+
+    float* of(size_t wanted) {
+        if (wanted > size) {
+            std::free(floats);
+            size = (wanted + 15) / 16 * 16;
+            floats = static_cast<float*>(std::aligned_alloc(64, sizeof(float) * size));
+        }
+        return floats;
+    }
+};
+
+thread_local Scratch scratch;
+
 template <class Run>
 double seconds(int threads, Run run) {  // for all of them together
     const auto start = std::chrono::steady_clock::now();
@@ -120,23 +144,28 @@ void paceline_pack(const Matrix* w, const uint8_t* rows, int64_t row_bytes, cons
 
 // to[i] = the weights of output outputs[i], as floats. Returns false for an output that is not there.
 bool paceline_rows(const Matrix* w, const int64_t* outputs, int count, float* to) {
-    for (int i = 0; i < count; i++)
-        if (outputs[i] < 0 || outputs[i] >= w->outputs) return false;
+    if (!are_outputs(*w, outputs, count)) return false;
 #pragma omp parallel for if (count > 16)
     for (int i = 0; i < count; i++) kernels().unpack_row(*w, outputs[i], to + (size_t)i * w->inputs);
     return true;
 }
 
-size_t paceline_workspace(const Model* model, const Pass* pass) { return kernels().workspace_floats(*model, *pass); }
-
-// hidden [tokens, hidden] through layers first .. last-1, in place. skip: null, or two flags a layer of the range:
-// leave out its attention, its MLP.
-void paceline_layers(const Model* model, const Pass* pass, int first, int last, const uint8_t* skip, float* hidden) {
-    kernels().layers(*model, *pass, first, last, skip, hidden);
+// A pass. Returns false for a token that is not there.
+bool paceline_pass(const Model* model, const Call* call) {
+    const Entry& entry = call->entry;
+    const int64_t tokens = (int64_t)call->span.batch * call->span.width;
+    if (entry.embedding && !are_outputs(*entry.embedding, entry.ids, tokens)) return false;
+    thread_local Places places;
+    Pass pass{*call};
+    places.fill(pass);
+    pass.workspace = scratch.of(kernels().workspace_floats(*model, pass));
+    kernels().run(*model, pass);
+    return true;
 }
 
-// hidden [tokens, hidden] -> logits [tokens, vocabulary]; workspace: tokens * row_stride(hidden) floats.
-void paceline_head(const Model* model, const float* hidden, int tokens, int threads, float* workspace, float* logits) {
+// hidden [tokens, hidden] -> logits [tokens, vocabulary].
+void paceline_head(const Model* model, const float* hidden, int tokens, int threads, float* logits) {
+    float* workspace = scratch.of((size_t)tokens * row_stride(model->hidden));
     kernels().head(*model, hidden, tokens, threads, workspace, logits);
 }
 

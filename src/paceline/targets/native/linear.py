@@ -16,9 +16,9 @@ class RoundedLinear:
     """
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None) -> None:
-        packed = Storage("rounded", None, 0, {}).pack({"linear": linear_module(weight, bias)})
-        self.bytes = packed.bytes
-        self._model = NativeModel(Sizes(weight.shape[1]), [], None, packed)
+        self.packed = Storage("rounded", None, 0, {}).pack({"linear": linear_module(weight, bias)})
+        self.bytes = self.packed.bytes
+        self._model = NativeModel(Sizes(weight.shape[1]), [], None, self.packed)
         self._model.round_inputs()
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:

@@ -1,4 +1,4 @@
-"""A model packed for the C++ pass, called on tensors. The structures mirror native.h."""
+"""A model packed for the C++ pass, called on tensors. The structures mirror native.h, as those of structures.py do."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.targets.native.build import library
+from paceline.targets.native.structures import CCall, CEntry, CNorm, CSpan, c_matrix, c_norm
 from paceline.targets.native.weights import CMatrix, Packed, pointer
 
 if TYPE_CHECKING:
+    from paceline.targets.cache import KVCache
     from paceline.targets.parts import Norm
     from paceline.targets.rope import RopeTables
-
-
-class CNorm(ctypes.Structure):
-    _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("epsilon", ctypes.c_float),
-        ("centred", ctypes.c_int32),
-    )
+    from paceline.targets.span import Span
 
 
 class CExperts(ctypes.Structure):
@@ -38,7 +32,6 @@ class CExperts(ctypes.Structure):
     )
 
 
-ROPES = 2  # tables of angles, at most
 NORMS = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm", "query_norm", "key_norm")
 
 
@@ -96,19 +89,6 @@ class CModel(ctypes.Structure):
     )
 
 
-class CPass(ctypes.Structure):
-    _fields_ = (
-        ("tokens", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-        *((name, ctypes.c_void_p * ROPES) for name in ("cosine", "sine")),
-        ("cache", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in ("position", "row", "slot", "prefix", "extra_start", "extra")),
-        ("workspace", ctypes.c_void_p),
-        ("beside", ctypes.c_void_p),
-        ("taps", ctypes.c_void_p),
-    )
-
-
 @dataclass(frozen=True)
 class ExpertWeights:
     """A layer's mixture of experts; the MLP beside it, if there is one, is all tokens'."""
@@ -125,7 +105,7 @@ class ExpertWeights:
 
     def c(self) -> CExperts:
         gate_up, down = ((CMatrix * len(some))(*(one.c for one in some)) for some in (self.gate_up, self.down))
-        return CExperts(self.router.c, gate_up, down, _matrix(self.shared_gate))
+        return CExperts(self.router.c, gate_up, down, c_matrix(self.shared_gate))
 
 
 @dataclass(frozen=True)
@@ -156,52 +136,54 @@ class LayerWeights:
 
     def c(self) -> CLayer:
         return CLayer(
-            *(_matrix(matrix) for matrix in (self.qkv, self.out, self.gate_up, self.down)),
+            *(c_matrix(matrix) for matrix in (self.qkv, self.out, self.gate_up, self.down)),
             self.experts.c() if self.experts else CExperts(),
-            *(_norm(getattr(self, name)) for name in NORMS),
+            *(c_norm(getattr(self, name)) for name in NORMS),
             pointer(self.sinks),
             self.rope,
             self.window,
         )
 
 
-def _matrix(packed: Packed | None) -> CMatrix:
-    return packed.c if packed else CMatrix()
+class Entry(NamedTuple):
+    """What makes that which enters the first layer: the tokens' embeddings, or what a matrix makes of them and of
+    states.
 
-
-def _norm(norm: Norm | None) -> CNorm:
-    """Points into the norm, which is in float32."""
-    return CNorm(pointer(norm.weight), pointer(norm.bias), norm.eps, norm.centred) if norm else CNorm()
-
-
-class Places(NamedTuple):
-    """Where each token of a pass stands (int32 arrays); tokens are flat over the rows of the batch.
-
-    A token's key and value go to `slot` of cache row `row`. It sees slots `0 .. prefix-1` of that row, then, in this
-    order, `extra[extra_start[t] : extra_start[t+1]]`; its own slot is the last it sees. A layer with a window leaves
-    out the beginning of that list.
+    Attributes:
+        embedding: of all tokens.
+        scale: of embeddings.
+        norm: of them, before the matrix.
+        matrix: over `[embedding | state]` where they are `joined`; else over embeddings, and the state is added.
     """
 
-    position: Int[np.ndarray, " tokens"]
-    row: Int[np.ndarray, " tokens"]
-    slot: Int[np.ndarray, " tokens"]
-    prefix: Int[np.ndarray, " tokens"]
-    extra_start: Int[np.ndarray, " tokens+1"]
-    extra: Int[np.ndarray, " entries"]
+    embedding: Packed
+    scale: float = 1.0
+    norm: Norm | None = None
+    matrix: Packed | None = None
+    joined: bool = False
+
+    def c(self, ids: Int[Tensor, " tokens"], states: Float[Tensor, "tokens hidden"] | None) -> CEntry:
+        """Points into all of them."""
+        embedding, matrix = ctypes.addressof(self.embedding.c), c_matrix(self.matrix)
+        return CEntry(embedding, ids.data_ptr(), self.scale, c_norm(self.norm), matrix, self.joined, pointer(states))
 
 
 class NativeModel:
-    """Not for several threads at once: calls share a workspace."""
+    """The weights of a model, or of some layers, and what runs them.
+
+    Attributes:
+        outputs: of the output matrix.
+        norm: the final one.
+    """
 
     def __init__(self, sizes: Sizes, layers: Sequence[LayerWeights], norm: Norm | None, head: Packed) -> None:
         self.sizes = sizes
-        self._outputs = head.outputs
+        self.outputs, self.norm = head.outputs, norm
         self._layers = (CLayer * len(layers))(*(layer.c() for layer in layers))
         self._keep = (layers, norm, head)  # the C structures point into them
         self._c, self._without_norm = (
-            ctypes.byref(CModel(*astuple(sizes), self._layers, last, head.c)) for last in (_norm(norm), CNorm())
+            ctypes.byref(CModel(*astuple(sizes), self._layers, last, head.c)) for last in (c_norm(norm), CNorm())
         )
-        self._workspace = torch.empty(0)
         self._library = library()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -244,52 +226,66 @@ class NativeModel:
         chosen = self.sizes.chosen
         return [*(part for layer in layers for matrix in layer.matrices(chosen) for part in matrix.chain), head]
 
-    def layers(
+    def run(
         self,
         hidden: Float[Tensor, "tokens hidden"],
+        span: Span,
         ropes: Sequence[RopeTables],
-        cache: Int[np.ndarray, "layers 5"],
-        places: Places,
+        cache: KVCache,
         start: int,
         stop: int,
+        *,
+        context: int,
+        entry: Entry | None = None,
+        states: Float[Tensor, "tokens hidden"] | None = None,
         skip: bytes | None = None,
         beside: Float[Tensor, "tokens hidden"] | None = None,
         taps: Mapping[int, Float[Tensor, "tokens hidden"]] | None = None,
+        logits: Float[Tensor, "last vocab"] | None = None,
+        likeliest: Int[Tensor, " last"] | None = None,
     ) -> None:
-        """Layers `start .. stop-1`, in place over `hidden` (contiguous); writes the tokens' keys and values.
+        """Layers `start .. stop-1`, in place over `hidden`; writes the tokens' keys and values. All tensors are
+        contiguous.
 
         Args:
             ropes: the tables of angles that layers name.
-            cache: `KVCache.addresses`.
+            context: positions end here.
+            entry: makes what enters of the span's tokens and `states`; `hidden` need not hold anything.
             skip: two flags a layer of the range: leave out its attention, its MLP.
-            beside: what the attention of layer `start` reads besides (contiguous), see `Target.layers`.
-            taps: filled with what enters these layers (contiguous), which are above `start` and at most `stop`.
+            beside: what the attention of layer `start` reads besides, see `Target.layers`.
+            taps: filled with what enters these layers, which are above `start` and at most `stop`.
+            logits: filled with those of the last tokens: final norm and output matrix.
+            likeliest: filled with the first of the largest of each of these.
+
+        Raises:
+            IndexError: a token that is not there.
         """
-        call = CPass(
-            len(hidden),
-            torch.get_num_threads(),
-            (ctypes.c_void_p * ROPES)(*(rope.cos.data_ptr() for rope in ropes)),
-            (ctypes.c_void_p * ROPES)(*(rope.sin.data_ptr() for rope in ropes)),
-            cache.ctypes.data,
-            *(array.ctypes.data for array in places),
-        )
-        call.beside = pointer(beside)
+        ids, starts = span.ids.contiguous(), np.ascontiguousarray(span.starts, np.int64)
+        depths, ancestors = (None if part is None else part.contiguous() for part in (span.depths, span.ancestors))
+        call = CCall()
+        place = ids.shape[0], ids.shape[1], span.offset, context, starts.ctypes.data
+        call.span = CSpan(*place, pointer(depths), pointer(ancestors))
+        call.threads, call.first, call.last = torch.get_num_threads(), start, stop
+        for at, rope in enumerate(ropes):
+            call.cosine[at], call.sine[at] = rope.cos.data_ptr(), rope.sin.data_ptr()
+        addresses = cache.addresses
+        call.cache = addresses.ctypes.data
+        if entry:
+            call.entry = entry.c(ids, states)
         if taps:
             entering = (ctypes.c_void_p * (stop - start))(*(pointer(taps.get(i + 1)) for i in range(start, stop)))
             call.taps = ctypes.addressof(entering)
-        call.workspace = self._scratch(self._library.paceline_workspace(self._c, ctypes.byref(call)))
-        self._library.paceline_layers(self._c, ctypes.byref(call), start, stop, skip, hidden.data_ptr())
+        if skip:
+            call.skip = ctypes.cast(ctypes.c_char_p(skip), ctypes.c_void_p)
+        if logits is not None:
+            call.logits, call.logits_from = logits.data_ptr(), ids.numel() - len(logits)
+        call.beside, call.hidden, call.likeliest = pointer(beside), hidden.data_ptr(), pointer(likeliest)
+        if not self._library.paceline_pass(self._c, ctypes.byref(call)):
+            raise IndexError("a token is not in the vocabulary")
 
     def head(self, hidden: Float[Tensor, "tokens hidden"], normed: bool = False) -> Float[Tensor, "tokens vocab"]:
         """Final norm, unless it is `normed` already, and output matrix; `hidden` contiguous."""
-        tokens, threads = len(hidden), torch.get_num_threads()
-        logits = torch.empty(tokens, self._outputs)
-        workspace = self._scratch(tokens * (self.sizes.hidden + 64))
-        model = self._without_norm if normed else self._c
-        self._library.paceline_head(model, hidden.data_ptr(), tokens, threads, workspace, logits.data_ptr())
+        logits = torch.empty(len(hidden), self.outputs)
+        model, threads = self._without_norm if normed else self._c, torch.get_num_threads()
+        self._library.paceline_head(model, hidden.data_ptr(), len(hidden), threads, logits.data_ptr())
         return logits
-
-    def _scratch(self, floats: int) -> int:
-        if self._workspace.numel() < floats:
-            self._workspace = torch.empty(floats)
-        return self._workspace.data_ptr()

@@ -6,7 +6,7 @@
 // off; `fma` (vectors.h) and bfloat16.cpp's products are the only fused operations. Sums of whole numbers (int8.cpp)
 // are exact in any order.
 //
-// All sources but library.cpp, ngrams.cpp and search.cpp are compiled once for each instruction set, with PACELINE_ISA
+// All sources but library.cpp, span.cpp, ngrams.cpp and search.cpp are compiled once for each instruction set, with PACELINE_ISA
 // as the namespace of what they define; library.cpp chooses among them when the library is loaded.
 #pragma once
 
@@ -89,18 +89,49 @@ struct Stored {  // a layer's keys and values, [rows, kv_heads, slots, head_dim]
     }
 };
 
-struct Pass {  // `tokens` new tokens, flat over the rows of the batch
-    int32_t tokens, threads;
+struct Span {  // the new tokens of a pass: `width` of each of `batch` rows, row after row
+    int32_t batch, width;
+    int32_t offset;             // slots of the rows' draft regions that are filled already
+    int32_t context;            // positions end here: padding may lie behind
+    const int64_t* starts;      // of each row: the first slot of its draft region
+    const int64_t* depths;      // of each token below that slot; null: a chain
+    const uint8_t* ancestors;   // [tokens, offset + width]: which slots of the region each sees; null: a chain
+};
+
+struct Entry {  // what makes that which enters the first layer
+    const Matrix* embedding;    // null: it is there
+    const int64_t* ids;         // of the tokens
+    float scale;                // of embeddings
+    Norm norm;                  // of them, before the matrix
+    Matrix matrix;              // outputs 0: none
+    int32_t joined;             // whether it reads [embedding | state]; else the state is added to what it makes
+    const float* states;        // [tokens, hidden], where there is a matrix
+};
+
+struct Call {  // a pass as Python asks for it
+    Span span;
+    int32_t threads;
+    int32_t first, last;         // of the layers, and the one behind them
+    int32_t logits_from;         // the first token that has logits
     const float *cosine[ROPES], *sine[ROPES];  // tables [positions, rotary / 2]
     const Stored* cache;         // of each layer
+    Entry entry;
+    const float* beside;         // [tokens, hidden], behind what the first layer's attention reads, normed; or null
+    float* const* taps;          // of each layer of the range: where what leaves it is copied to, or null; or null
+    const uint8_t* skip;         // two flags a layer of the range: leave out its attention, its MLP; or null
+    float* hidden;               // [tokens, hidden], in place
+    float* logits;               // [tokens - logits_from, vocabulary], or null
+    int64_t* likeliest;          // of each of these tokens; or null
+};
+
+struct Pass : Call {  // with all that the kernels need
+    int32_t tokens;
     const int32_t* position;     // of each token
     const int32_t *row, *slot;   // where its key and value go
     const int32_t* prefix;       // a token's list: slots 0 .. prefix-1 of its row,
     const int32_t *extra_start, *extra;  // then extra[extra_start[t] .. extra_start[t+1]-1], its own slot last. It
                                  // sees the whole list, or the end that its layer's window leaves
     float* workspace;            // workspace_floats(...) floats, 64-byte aligned
-    const float* beside;         // [tokens, hidden], behind what the first layer's attention reads, normed; or null
-    float* const* taps;          // of each layer of the range: where what leaves it is copied to, or null; or null
 };
 
 struct Kernels {  // of one instruction set; see library.cpp for what each does
@@ -108,7 +139,7 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
     void (*pack_row)(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);
     void (*unpack_row)(const Matrix& w, int output, float* to);
     size_t (*workspace_floats)(const Model& model, const Pass& pass);
-    void (*layers)(const Model& model, const Pass& pass, int first, int last, const uint8_t* skip, float* hidden);
+    void (*run)(const Model& model, const Pass& pass);
     void (*head)(const Model& model, const float* hidden, int tokens, int threads, float* workspace, float* logits);
     double (*multiply_add)(int64_t turns, int32_t input_kind);
     float (*read)(const float* from, size_t count);

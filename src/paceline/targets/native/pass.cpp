@@ -1,5 +1,5 @@
-// The pass: a range of layers in place over hidden states, final norm and head; and the table of an instruction set.
-// One parallel region per call; its steps (team.h) spread tokens, outputs or heads, never a sum.
+// The pass: what enters, a range of layers in place over hidden states, final norm and head; and the table of an
+// instruction set. One parallel region per call; its steps (team.h) spread tokens, outputs or heads, never a sum.
 #include <algorithm>
 #include <cstring>
 
@@ -17,7 +17,7 @@ struct Buffers {  // inside the workspace, each row with the stride its GEMM wan
 
     Buffers(const Model& model, const Pass& pass) {
         const int heads = model.heads * model.head_dim, kv = model.kv_heads * model.head_dim;
-        ldx = row_stride(model.hidden * (pass.beside ? 2 : 1)), lda = row_stride(heads);
+        ldx = row_stride(model.hidden * (pass.beside || pass.entry.joined ? 2 : 1)), lda = row_stride(heads);
         ldq = round_up(heads + 2 * kv, PANEL), ldi = row_stride(model.inner);
         ldw = wide_stride(model, model.inner);
         float* at = pass.workspace;
@@ -111,40 +111,74 @@ class LayerPass {
     float* const hidden_;
 };
 
-void layers(const Model& m, const Pass& p, int first, int last, const uint8_t* skip, float* hidden) {
-    if (first >= last) return;
+// What enters the first layer: embeddings, or what a matrix makes of them and of states.
+void enter(Team& team, const Model& m, const Pass& p, const Buffers& b) {
+    const Entry& e = p.entry;
+    const int stride = e.matrix.outputs ? b.ldx : m.hidden;
+    float* const rows = e.matrix.outputs ? b.x : p.hidden;
+    team.each(p.tokens, 4, [&](int t, int) {
+        float* row = rows + (size_t)t * stride;
+        unpack_row(*e.embedding, e.ids[t], row);
+        if (e.scale != 1.0f)
+            for (int i = 0; i < m.hidden; i++) row[i] *= e.scale;
+        if (!e.matrix.outputs) return;
+        const float* state = e.states + (size_t)t * m.hidden;
+        std::copy_n(state, m.hidden, e.joined ? row + m.hidden : p.hidden + (size_t)t * m.hidden);
+    });
+    if (!e.matrix.outputs) return;
+    if (e.norm.weight) norm_rows(team, e.norm, rows, stride, p.tokens, m.hidden, rows, stride);
+    round_inputs(team, e.matrix, rows, stride, p.tokens);
+    gemm(team, e.matrix, rows, stride, p.tokens, p.hidden, m.hidden, e.joined ? STORE : ADD);
+}
+
+void logits_of(Team& team, const Model& m, const float* hidden, int tokens, float* x, int ldx, float* logits) {
+    norm_rows(team, m.norm, hidden, m.hidden, tokens, m.hidden, x, ldx);
+    round_inputs(team, m.head, x, ldx, tokens);
+    gemm(team, m.head, x, ldx, tokens, logits, m.head.outputs, STORE);
+    if (m.logit_scale != 1.0f || m.logit_cap)
+        adjust_rows(team, m.logit_scale, m.logit_cap, tokens, m.head.outputs, logits);
+}
+
+int64_t weights(const Matrix& w) { return (int64_t)w.outputs * w.inputs; }
+
+void run(const Model& m, const Pass& p) {
     const Buffers b(m, p);
-    const Layer& any = m.layers[first];
-    int64_t work = (int64_t)m.hidden * m.chosen * m.expert_inner * 3;
-    for (const Matrix* w : {&any.qkv, &any.gate_up, &any.down}) work += (int64_t)w->outputs * w->inputs;
-    in_parallel(p.threads, work * p.tokens * (last - first), [&](Team& team) {
-        for (int index = first; index < last; index++) {
-            const uint8_t* left_out = skip ? skip + 2 * (index - first) : nullptr;
-            LayerPass(team, m, p, b, index, hidden)
-                .run(!left_out || !left_out[0], !left_out || !left_out[1], index == first ? p.beside : nullptr);
-            if (float* tap = p.taps ? p.taps[index - first] : nullptr)
+    const int tailing = p.tokens - p.logits_from;
+    int64_t work = p.logits ? weights(m.head) * tailing : 0;
+    if (p.first < p.last) {
+        const Layer& any = m.layers[p.first];
+        const int64_t layer = weights(any.qkv) + weights(any.gate_up) + weights(any.down) +
+                              (int64_t)m.hidden * m.chosen * m.expert_inner * 3;
+        work += layer * p.tokens * (p.last - p.first);
+    }
+    in_parallel(p.threads, work, [&](Team& team) {
+        if (p.entry.embedding) enter(team, m, p, b);
+        for (int index = p.first; index < p.last; index++) {
+            const int at = index - p.first;
+            const bool attend = !p.skip || !p.skip[2 * at], transform = !p.skip || !p.skip[2 * at + 1];
+            LayerPass(team, m, p, b, index, p.hidden).run(attend, transform, at ? nullptr : p.beside);
+            if (float* tap = p.taps ? p.taps[at] : nullptr)
                 team.each(p.tokens, 4, [&](int t, int) {
-                    std::copy_n(hidden + (size_t)t * m.hidden, m.hidden, tap + (size_t)t * m.hidden);
+                    std::copy_n(p.hidden + (size_t)t * m.hidden, m.hidden, tap + (size_t)t * m.hidden);
                 });
         }
+        if (p.logits)
+            logits_of(team, m, p.hidden + (size_t)p.logits_from * m.hidden, tailing, b.x, b.ldx, p.logits);
+        if (p.logits && p.likeliest) likeliest_rows(team, p.logits, tailing, m.head.outputs, p.likeliest);
     });
 }
 
 void head(const Model& m, const float* hidden, int tokens, int threads, float* workspace, float* logits) {
     const int ldx = row_stride(m.hidden);
     if (m.hidden % BLOCK) std::memset(workspace, 0, sizeof(float) * ldx * tokens);
-    in_parallel(threads, (int64_t)tokens * m.hidden * m.head.outputs, [&](Team& team) {
-        norm_rows(team, m.norm, hidden, m.hidden, tokens, m.hidden, workspace, ldx);
-        round_inputs(team, m.head, workspace, ldx, tokens);
-        gemm(team, m.head, workspace, ldx, tokens, logits, m.head.outputs, STORE);
-        if (m.logit_scale != 1.0f || m.logit_cap)
-            adjust_rows(team, m.logit_scale, m.logit_cap, tokens, m.head.outputs, logits);
+    in_parallel(threads, weights(m.head) * tokens, [&](Team& team) {
+        logits_of(team, m, hidden, tokens, workspace, ldx, logits);
     });
 }
 
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, layers, head, multiply_add, read};
+const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, run, head, multiply_add, read};
 
 }  // namespace paceline::PACELINE_ISA

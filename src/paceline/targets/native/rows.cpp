@@ -2,6 +2,7 @@
 // goes through a row in one order.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "activations.h"
 #include "kernels.h"
@@ -55,6 +56,22 @@ Norm of_head(const Model& model, Norm norm, int head) {
     norm.weight += from;
     if (norm.bias) norm.bias += from;
     return norm;
+}
+
+float largest(const float* x, int count) {
+    vf most[4];
+    for (vf& lanes : most) lanes = splat<vf>(-std::numeric_limits<float>::infinity());
+    int d = 0;
+    for (; d + 4 * LANES <= count; d += 4 * LANES)
+        for (int i = 0; i < 4; i++) {
+            const vf v = load<vf>(x + d + i * LANES);
+            most[i] = v > most[i] ? v : most[i];
+        }
+    float found = -std::numeric_limits<float>::infinity();
+    for (const vf& lanes : most)
+        for (int i = 0; i < LANES; i++) found = std::max(found, (float)lanes[i]);
+    for (; d < count; d++) found = std::max(found, x[d]);
+    return found;
 }
 
 }  // namespace
@@ -152,6 +169,21 @@ void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float
             if (cap) v = tanh(v / splat<vf>(cap)) * splat<vf>(cap);
             std::memcpy(row + d, &v, sizeof(float) * count);
         }
+    });
+}
+
+void likeliest_rows(Team& team, const float* logits, int tokens, int size, int64_t* likeliest) {
+    constexpr int PIECE = 256;
+    team.each(tokens, 1, [&](int t, int) {
+        const float* row = logits + (size_t)t * size;
+        float most = -std::numeric_limits<float>::infinity();
+        int from = 0;
+        for (int d = 0; d < size; d += PIECE) {
+            const float here = largest(row + d, std::min(PIECE, size - d));
+            if (here > most) most = here, from = d;
+        }
+        const float* at = std::find(row + from, row + size, most);
+        likeliest[t] = at < row + size ? at - row : 0;
     });
 }
 
