@@ -382,7 +382,7 @@ class TestOnlineLogistic:
         for _ in range(4000):
             features = np.array([1.0, *rng.uniform(-1, 1, 2)])
             model.learn(features, rng.random() < sigmoid(truth @ features))
-        error = model.mean - truth
+        error = np.array(model.mean) - truth
         assert error @ np.linalg.inv(model.covariance) @ error < stats.chi2(3).isf(1e-3)
         assert np.diag(model.covariance).max() < 0.02
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
@@ -66,7 +65,7 @@ class CaliTS(ThompsonSampling):
         self.theta_hat = theta0
         self._verified: Tensor | None = None  # the target's last hidden state there
         self._predictions: list[float] = []  # theta_M of this round's tokens
-        self._features: list[np.ndarray] = []
+        self._features: list[list[float]] = []
         self._trained: Trained | None = None if predictor == "auto" else load(predictor, self.name)
         self._use(self._trained.predictor if self._trained else FeaturePredictor())
 
@@ -75,7 +74,7 @@ class CaliTS(ThompsonSampling):
         self.reads_q, self.reads_hidden = predictor.reads_q, predictor.reads_hidden
         self.online: OnlineLogistic | None = None
         if self.learn and isinstance(predictor, FeaturePredictor):
-            self.online = OnlineLogistic(predictor.weights.detach().numpy())
+            self.online = OnlineLogistic(predictor.weights.tolist())
 
     def check(self, setting: Setting) -> None:
         super().check(setting)
@@ -102,7 +101,7 @@ class CaliTS(ThompsonSampling):
         if self.predict:
             seen = self.predictor.see(q, depth, self._verified, hidden)
             if self.online:
-                self._features.append(FeaturePredictor.features(seen)[0].double().numpy())
+                self._features.append(FeaturePredictor.features(seen)[0].tolist())
                 self._predictions.append(self.online.probability(self._features[-1]))
             else:
                 self._predictions.append(self.predictor.probability(seen))

@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp, pi, sqrt
-
-import numpy as np
-from jaxtyping import Float
+from operator import mul
 
 
 class OnlineLogistic:
     """Weights are Gaussian, and stay so: each outcome moves mean and covariance by one Newton step (Spiegelhalter and
-    Lauritzen, 1990). Nothing to tune but how sure it is at the start.
+    Lauritzen, 1990). Nothing to tune but how sure it is at the start. A handful of features: numpy would take longer.
 
     Args:
         weights: mean of the weights at the start.
         variance: of each, then.
     """
 
-    def __init__(self, weights: Float[np.ndarray, " features"], variance: float = 1.0) -> None:
-        self.mean = np.array(weights, dtype=np.float64)
-        self.covariance = np.eye(len(self.mean)) * variance
+    def __init__(self, weights: Sequence[float], variance: float = 1.0) -> None:
+        self.mean = [float(weight) for weight in weights]
+        places = range(len(self.mean))
+        self.covariance = [[variance if row == column else 0.0 for column in places] for row in places]
 
-    def probability(self, features: Float[np.ndarray, " features"]) -> float:
+    def probability(self, features: Sequence[float]) -> float:
         """Of a success, averaged over what is not known of the weights (MacKay's approximation)."""
-        spread = features @ self.covariance @ features
-        return sigmoid(float(self.mean @ features) / sqrt(1 + pi * spread / 8))
+        mean, variance = self.log_odds(features)
+        return sigmoid(mean / sqrt(1 + pi * variance / 8))
 
-    def learn(self, features: Float[np.ndarray, " features"], success: bool) -> None:
-        p = sigmoid(float(self.mean @ features))
-        gain = self.covariance @ features
-        gain_after = gain / (1 + p * (1 - p) * (features @ gain))
-        self.covariance -= p * (1 - p) * np.outer(gain_after, gain)
-        self.mean += gain_after * (success - p)
+    def log_odds(self, features: Sequence[float]) -> tuple[float, float]:
+        """Mean and variance of what is believed of a success's."""
+        return dot(self.mean, features), dot(features, self._spread(features))
+
+    def learn(self, features: Sequence[float], success: bool) -> None:
+        p = sigmoid(dot(self.mean, features))
+        gain = self._spread(features)
+        scale = 1 / (1 + p * (1 - p) * dot(features, gain))
+        for row, own in zip(self.covariance, gain, strict=True):
+            step = p * (1 - p) * scale * own
+            row[:] = [value - step * other for value, other in zip(row, gain, strict=True)]
+        error = scale * (success - p)
+        self.mean = [weight + error * own for weight, own in zip(self.mean, gain, strict=True)]
+
+    def doubt(self, variance: float) -> None:
+        """Be so much less sure of each weight."""
+        for place, row in enumerate(self.covariance):
+            row[place] += variance
+
+    def _spread(self, features: Sequence[float]) -> list[float]:
+        return [dot(row, features) for row in self.covariance]
+
+
+def dot(some: Sequence[float], others: Sequence[float]) -> float:
+    return float(sum(map(mul, some, others)))
 
 
 def sigmoid(x: float) -> float:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import log, log1p
+from math import log, log1p, sqrt
 from random import Random
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -13,13 +12,13 @@ from torch import Tensor
 from paceline.errors import require
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.long_run import LongRun
-from paceline.policies.online import OnlineLogistic, sigmoid
+from paceline.policies.online import OnlineLogistic, dot, sigmoid
 
 # Weights before anything is seen: of 1, depth, recent acceptance fast and slow, and then
 AHEAD = (0.5, 0.0, 0.0, 0.0, 0.5)  # the log odds of the token before
 SEEN = (0.2, 0.0, 0.0, 0.0, 0.7, -0.2)  # those of the token itself, and the entropy it was drawn at
 VARIANCE, DOUBT = 0.2, 1e-4  # of a weight at the start, and what is added each round: texts change
-SMOOTHING = np.array([0.5, 0.9])  # of recent acceptance
+SMOOTHING = (0.5, 0.9)  # of recent acceptance
 SURE = 1e-4  # no token is likelier, or less likely, than this allows
 
 
@@ -30,8 +29,8 @@ class Pace(StoppingPolicy):
     after it, when its distribution is known, whether it is worth verifying. Two logistic regressions that learn from
     the request's outcomes say how likely the token is accepted: one of what is known beforehand (depth, recent
     acceptance, how sure the token before was), one of the draft distribution's top probability and entropy as well.
-    Each round takes weights drawn from what is believed of the first (Thompson sampling), so that drafting that was
-    given up is tried again.
+    Each round the first is as hopeful, or as doubtful, as a draw from what is believed of it (Thompson sampling), so
+    that drafting that was given up is tried again.
 
     Args:
         k_max: most tokens a round.
@@ -44,12 +43,12 @@ class Pace(StoppingPolicy):
     def __init__(self, *, k_max: int = 16) -> None:
         require(k_max >= 0, f"pace: k_max must be >= 0, not {k_max}")
         self.limit = k_max
-        self.ahead, self.seen = OnlineLogistic(np.array(AHEAD), VARIANCE), OnlineLogistic(np.array(SEEN), VARIANCE)
+        self.ahead, self.seen = OnlineLogistic(AHEAD, VARIANCE), OnlineLogistic(SEEN, VARIANCE)
         self.long_run, self._pass_cost = LongRun(lambda drafted: 1.0), Setting("", "", None, None).pass_cost
         self.random = Random()
-        self.recent = np.zeros(2)  # of first tokens, less a half
-        self._drawn = self.ahead.mean  # this round's weights of `ahead`
-        self._features: list[tuple[np.ndarray, np.ndarray | None]] = []  # of this round's tokens
+        self.recent = [0.0, 0.0]  # of first tokens, less a half
+        self._hope = 0.0  # this round's, in standard deviations of what is believed
+        self._features: list[tuple[list[float], list[float] | None]] = []  # of this round's tokens
         self._reached, self._rate, self._last, self._stopped = 1.0, 1.0, 0.0, False
 
     def seed(self, seed: int) -> None:
@@ -65,8 +64,7 @@ class Pace(StoppingPolicy):
         if depth >= self.limit or self._stopped:
             return False
         features = self._ahead(depth)
-        chance = sigmoid(float(self._drawn @ features))
-        if self.long_run.worth(self._rate, depth, self._reached, chance, self.limit) <= 0:
+        if self.long_run.worth(self._rate, depth, self._reached, self._chance(features), self.limit) <= 0:
             return False
         self._features[depth:] = [(features, None)]
         return True
@@ -74,14 +72,14 @@ class Pace(StoppingPolicy):
     def keep(self, q: Float[Tensor, " vocab"] | None, depth: int, hidden: Tensor | None = None) -> bool:
         ahead, _ = self._features[depth]
         if q is None:  # a drafter of deterministic candidates, which asks how deep only
-            self._reached *= sigmoid(float(self._drawn @ ahead))
+            self._reached *= self._chance(ahead)
             return True
         top, entropy = confidence(q)
         self._last = log(top) - log1p(-top)
-        features = np.array([*ahead[:-1], self._last, entropy])
+        features = [*ahead[:-1], self._last, entropy]
         self._features[depth] = ahead, features
-        self._reached *= sigmoid(float(self.seen.mean @ features))
-        chance = sigmoid(float(self._drawn @ self._ahead(depth + 1)))
+        self._reached *= sigmoid(dot(self.seen.mean, features))
+        chance = self._chance(self._ahead(depth + 1))
         worth = self._reached + self.long_run.worth(self._rate, depth + 1, self._reached, chance, self.limit)
         self._stopped = worth <= self._rate * (self._pass_cost(depth + 1) - self._pass_cost(depth))
         return not self._stopped
@@ -93,21 +91,26 @@ class Pace(StoppingPolicy):
             if seen is not None:
                 self.seen.learn(seen, depth < accepted)
         if drafted:
-            self.recent = SMOOTHING * self.recent + (1 - SMOOTHING) * ((accepted > 0) - 0.5)
+            first = (accepted > 0) - 0.5
+            self.recent = [kept * old + (1 - kept) * first for kept, old in zip(SMOOTHING, self.recent, strict=True)]
 
     def _begin(self) -> None:
         self._features.clear()
         self._reached, self._last, self._stopped = 1.0, 0.0, False
         for model in (self.ahead, self.seen):
-            model.covariance += DOUBT * np.eye(len(model.mean))
-        spread = np.linalg.cholesky(self.ahead.covariance)
-        self._drawn = self.ahead.mean + spread @ [self.random.gauss(0, 1) for _ in AHEAD]
-        mean = sigmoid(float(self.ahead.mean @ self._ahead(0)))
+            model.doubt(DOUBT)
+        self._hope = self.random.gauss(0, 1)
+        mean = sigmoid(dot(self.ahead.mean, self._ahead(0)))
         self._rate = self.long_run.rate(self.long_run.foreseen(mean, self.limit))
 
-    def _ahead(self, depth: int) -> np.ndarray:
+    def _ahead(self, depth: int) -> list[float]:
         """What is known of the token at `depth` before it is drafted."""
-        return np.array([1.0, min(depth, 4) / 4, *self.recent, self._last])
+        return [1.0, min(depth, 4) / 4, *self.recent, self._last]
+
+    def _chance(self, ahead: list[float]) -> float:
+        """That the token is accepted, as this round sees it."""
+        mean, variance = self.ahead.log_odds(ahead)
+        return sigmoid(mean + self._hope * sqrt(variance))
 
 
 def confidence(q: Float[Tensor, " vocab"]) -> tuple[float, float]:
