@@ -258,10 +258,10 @@ def test_steps_on_each_instruction_set(token: str) -> None:
             out.append(torch.cat([made, logits], -1))
         return torch.cat(out, 1)
 
-    assert forward._step
+    assert forward._steps
     on_each_set(lambda: steps(9))
     alone = steps(1)
     torch.set_num_threads(2)
     assert torch.equal(steps(9), alone)
-    forward._step = None
+    forward._steps = None
     torch.testing.assert_close(steps(9), alone, rtol=0, atol=0.02)

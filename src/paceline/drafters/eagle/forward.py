@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from paceline.drafters.eagle.fused_head import Eagle3Head, WideLayer
 from paceline.drafters.eagle.head import EagleHead
-from paceline.drafters.eagle.native_step import native_step
 from paceline.drafters.eagle.waiting import Waiting
 from paceline.drafting.base import Row
 from paceline.drafting.output_rows import output_rows
@@ -21,6 +20,11 @@ from paceline.targets.cache import KVCache
 from paceline.targets.linear import linear_module
 from paceline.targets.span import Span
 from paceline.targets.target import Target
+
+if TYPE_CHECKING:
+    from paceline.drafters.eagle.native_step import NativeSteps
+
+    Made = tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None]
 
 ALONG = 16  # tokens that a row may catch up with in the pass over its root
 TAIL = 64  # most tokens that are read at once: of a long prompt, or when drafting was not asked for, only the last ones
@@ -65,8 +69,20 @@ class EagleForward:
         head.lm.set_output_embeddings(linear_module(unused if rows is None else rows))
         self.layers = fast_layers(head.lm, target)
         self._every = rows is None
-        self._step = native_step(self.layers, target, self.fc, self.token_in, self.token_norm)
+        self._steps = self._native_steps(head)
         self.cache: KVCache
+
+    def _native_steps(self, head: EagleHead | Eagle3Head) -> NativeSteps | None:
+        """None: a step is made of parts."""
+        if self.layers.tier != "native" or (self.token_norm is not None and self.token_in is None):
+            return None
+        from paceline.drafters.eagle.native_step import NativeSteps
+
+        layers: Any = self.layers
+        target: Any = self.target
+        fc: Any = self.fc
+        token_in: Any = self.token_in
+        return NativeSteps(head, layers, target, fc, token_in)
 
     def _take_layers(self, head: Eagle3Head) -> None:
         """Make the head's modules ones that tiers take over."""
@@ -111,7 +127,7 @@ class EagleForward:
             hidden = torch.stack([nn.functional.pad(new, (0, 0, 0, width - len(new))) for new in news])
         ids = [(row.ids[-max(len(new), 1) :] + [0] * width)[:width] for row, new in zip(rows, news, strict=True)]
         span = Span(torch.tensor(ids, device=self.target.device), cache.lengths.copy())
-        states, logits = self._run(self._read(hidden), span, cache, last=1 if len(rows) == 1 else 0)
+        states, logits = self._read(hidden, span, cache, last=1 if len(rows) == 1 else 0)
         cache.lengths += counts
         if logits is not None:
             return Guesses(states[:, -1:], logits)
@@ -155,27 +171,33 @@ class EagleForward:
             own.lengths[0] = 0
         piece, end = waiting[max(count - TAIL, 0) : count], len(row.ids) - len(waiting) + count
         ids = torch.tensor([row.ids[end - len(piece) : end]], device=self.target.device)
-        self._run(self._read(piece[None]), Span(ids, own.lengths.copy()), own)
+        self._read(piece[None], Span(ids, own.lengths.copy()), own)
         own.lengths += len(piece)
         row.state.waiting.keep(len(waiting) - count)
 
-    def _read(self, hidden: Float[Tensor, "batch width taps*hidden"]) -> Float[Tensor, "batch width hidden"]:
-        """What stands for a guessed state where the target's own are known: its feature, or several fused."""
+    def _read(
+        self, hidden: Float[Tensor, "batch width taps*hidden"], span: Span, cache: KVCache, last: int = 0
+    ) -> Made:
+        """Behind tokens whose hidden states are known; see `_run`. The target's feature stands for a guessed state, or
+        several of its states, fused.
+        """
+        if self._steps:
+            return self._with_logits(self._steps.roots(hidden, span, cache, 0 if self._every else last), last)
         if self.token_norm is None:
-            return self.target.features(hidden)
+            return self._run(self.target.features(hidden), span, cache, last)
         if self.token_in is not None:
             hidden = self._normed(hidden)
-        return self.fc(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        return self._run(self.fc(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1), span, cache, last)
 
-    def _run(
-        self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int = 0
-    ) -> tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None]:
+    def _run(self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int = 0) -> Made:
         """The head's states, and logits of the `last` nodes: of a single row, or of all nodes in several."""
-        if self._step:
-            made, logits = self._step(states, span, cache, 0 if self._every else last)
-        else:
-            made, logits = self._by_parts(states, span, cache), None
-        return made, self.head(made[:, -last:]) if last and logits is None else logits
+        if self._steps:
+            return self._with_logits(self._steps.nodes(states, span, cache, 0 if self._every else last), last)
+        return self._with_logits((self._by_parts(states, span, cache), None), last)
+
+    def _with_logits(self, made: Made, last: int) -> Made:
+        states, logits = made
+        return states, self.head(states[:, -last:]) if last and logits is None else logits
 
     def _by_parts(
         self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache

@@ -154,6 +154,8 @@ class Entry(NamedTuple):
         scale: of embeddings.
         norm: of them, before the matrix.
         matrix: over `[embedding | state]` where they are `joined`; else over embeddings, and the state is added.
+        piece_norm: of each of the pieces that a state is given in.
+        fuse: makes one state of the pieces; None: there is one.
     """
 
     embedding: Packed
@@ -161,11 +163,15 @@ class Entry(NamedTuple):
     norm: Norm | None = None
     matrix: Packed | None = None
     joined: bool = False
+    piece_norm: Norm | None = None
+    fuse: Packed | None = None
 
-    def c(self, ids: Int[Tensor, " tokens"], states: Float[Tensor, "tokens hidden"] | None) -> CEntry:
+    def c(self, ids: Int[Tensor, " tokens"], states: Float[Tensor, "tokens pieces*hidden"] | None) -> CEntry:
         """Points into all of them."""
-        embedding, matrix = ctypes.addressof(self.embedding.c), c_matrix(self.matrix)
-        return CEntry(embedding, ids.data_ptr(), self.scale, c_norm(self.norm), matrix, self.joined, pointer(states))
+        pieces = 0 if states is None else states.shape[-1] // self.embedding.c.inputs
+        of_tokens = ctypes.addressof(self.embedding.c), ids.data_ptr(), self.scale, c_norm(self.norm)
+        of_states = self.joined, pieces, pointer(states), c_norm(self.piece_norm), c_matrix(self.fuse)
+        return CEntry(*of_tokens, c_matrix(self.matrix), *of_states)
 
 
 class NativeModel:
@@ -237,7 +243,7 @@ class NativeModel:
         *,
         context: int,
         entry: Entry | None = None,
-        states: Float[Tensor, "tokens hidden"] | None = None,
+        states: Float[Tensor, "tokens pieces*hidden"] | None = None,
         skip: bytes | None = None,
         beside: Float[Tensor, "tokens hidden"] | None = None,
         taps: Mapping[int, Float[Tensor, "tokens hidden"]] | None = None,

@@ -105,7 +105,10 @@ struct Entry {  // what makes that which enters the first layer
     Norm norm;                  // of them, before the matrix
     Matrix matrix;              // outputs 0: none
     int32_t joined;             // whether it reads [embedding | state]; else the state is added to what it makes
-    const float* states;        // [tokens, hidden], where there is a matrix
+    int32_t pieces;             // that a state is made of
+    const float* states;        // [tokens, pieces * hidden], where there is a matrix
+    Norm piece_norm;            // of each piece
+    Matrix fuse;                // makes one of the pieces; outputs 0: there is one
 };
 
 struct Call {  // a pass as Python asks for it

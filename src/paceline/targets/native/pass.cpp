@@ -11,15 +11,15 @@ namespace paceline::PACELINE_ISA {
 namespace {
 
 struct Buffers {  // inside the workspace, each row with the stride its GEMM wants
-    int ldx, ldq, lda, ldi, ldw;
-    float *x, *qkv, *attended, *inner, *wide, *experts, *parts;
+    int ldx, ldq, lda, ldi, ldw, ldf;
+    float *x, *qkv, *attended, *inner, *wide, *fused, *experts, *parts;
     size_t floats;
 
     Buffers(const Model& model, const Pass& pass) {
         const int heads = model.heads * model.head_dim, kv = model.kv_heads * model.head_dim;
         ldx = row_stride(model.hidden * (pass.beside || pass.entry.joined ? 2 : 1)), lda = row_stride(heads);
         ldq = round_up(heads + 2 * kv, PANEL), ldi = row_stride(model.inner);
-        ldw = wide_stride(model, model.inner);
+        ldw = wide_stride(model, model.inner), ldf = row_stride(pass.entry.pieces * model.hidden);
         float* at = pass.workspace;
         auto take = [&](size_t count) { return at += (count + 15) / 16 * 16, at - (count + 15) / 16 * 16; };
         x = take((size_t)pass.tokens * ldx);
@@ -27,6 +27,7 @@ struct Buffers {  // inside the workspace, each row with the stride its GEMM wan
         attended = take((size_t)pass.tokens * lda);
         inner = take((size_t)pass.tokens * ldi);
         wide = take((size_t)pass.tokens * ldw);
+        fused = take((size_t)pass.tokens * (pass.entry.fuse.outputs ? ldf : 0));
         experts = take(experts_floats(model, pass.tokens));
         parts = take(attention_floats(model, pass));
         floats = at - pass.workspace;
@@ -114,21 +115,30 @@ class LayerPass {
 // What enters the first layer: embeddings, or what a matrix makes of them and of states.
 void enter(Team& team, const Model& m, const Pass& p, const Buffers& b) {
     const Entry& e = p.entry;
-    const int stride = e.matrix.outputs ? b.ldx : m.hidden;
-    float* const rows = e.matrix.outputs ? b.x : p.hidden;
+    const bool alone = !e.matrix.outputs;
+    const int ld = alone ? m.hidden : b.ldx, wide = e.pieces * m.hidden;
+    float* const embedded = alone ? p.hidden : b.x;
     team.each(p.tokens, 4, [&](int t, int) {
-        float* row = rows + (size_t)t * stride;
+        float* row = embedded + (size_t)t * ld;
         unpack_row(*e.embedding, e.ids[t], row);
         if (e.scale != 1.0f)
             for (int i = 0; i < m.hidden; i++) row[i] *= e.scale;
-        if (!e.matrix.outputs) return;
-        const float* state = e.states + (size_t)t * m.hidden;
-        std::copy_n(state, m.hidden, e.joined ? row + m.hidden : p.hidden + (size_t)t * m.hidden);
     });
-    if (!e.matrix.outputs) return;
-    if (e.norm.weight) norm_rows(team, e.norm, rows, stride, p.tokens, m.hidden, rows, stride);
-    round_inputs(team, e.matrix, rows, stride, p.tokens);
-    gemm(team, e.matrix, rows, stride, p.tokens, p.hidden, m.hidden, e.joined ? STORE : ADD);
+    if (alone) return;
+    float* const states = e.joined ? embedded + m.hidden : p.hidden;
+    const int lds = e.joined ? ld : m.hidden;
+    for (int piece = 0; piece < e.pieces; piece++) {
+        float* to = e.fuse.outputs ? b.fused + piece * m.hidden : states;
+        norm_rows(team, e.piece_norm, e.states + piece * m.hidden, wide, p.tokens, m.hidden, to,
+                  e.fuse.outputs ? b.ldf : lds);
+    }
+    if (e.fuse.outputs) {
+        round_inputs(team, e.fuse, b.fused, b.ldf, p.tokens);
+        gemm(team, e.fuse, b.fused, b.ldf, p.tokens, states, lds, STORE);
+    }
+    if (e.norm.weight) norm_rows(team, e.norm, embedded, ld, p.tokens, m.hidden, embedded, ld);
+    round_inputs(team, e.matrix, embedded, ld, p.tokens);
+    gemm(team, e.matrix, embedded, ld, p.tokens, p.hidden, m.hidden, e.joined ? STORE : ADD);
 }
 
 void logits_of(Team& team, const Model& m, const float* hidden, int tokens, float* x, int ldx, float* logits) {

@@ -148,7 +148,7 @@ class NativeTarget(Target):
         return self.layers(hidden, span, cache, start, self.num_layers, taps=tapped), tapped
 
     def step(
-        self, entry: Entry, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int
+        self, entry: Entry, states: Float[Tensor, "batch width pieces*hidden"], span: Span, cache: KVCache, last: int
     ) -> tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last vocab"] | None]:
         """What leaves the last layer, and logits, where `entry` makes what enters the first of tokens and states: a
         draft step of a head, which has no embeddings of its own.
@@ -156,7 +156,7 @@ class NativeTarget(Target):
         Args:
             last: how many nodes have logits: the last ones of a single row, all, or none.
         """
-        hidden, states = torch.empty(states.shape), states.contiguous()
+        hidden, states = torch.empty(*span.ids.shape, self.config.hidden_size), states.contiguous()
         logits = torch.empty(span.batch, last, self.native.outputs) if last else None
         self._run(hidden, span, cache, 0, self.num_layers, entry=entry, states=states, logits=logits)
         return hidden, logits
