@@ -1,0 +1,61 @@
+"""Draft steps of EAGLE's heads on the native tier: tokens and states in, states and logits out, in one call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.targets.native import NativeTarget
+from paceline.targets.parts import Norm
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from paceline.drafters.eagle.fused_head import Eagle3Head
+    from paceline.drafters.eagle.head import EagleHead
+    from paceline.targets.cache import KVCache
+    from paceline.targets.native.linear import RoundedLinear
+    from paceline.targets.span import Span
+
+    Made = tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None]
+
+
+class NativeSteps:
+    """For heads whose layers are plain ones: EAGLE-1's, which reads features of the target beside the token, and those
+    of EAGLE-3 whose token is added to the state.
+
+    Args:
+        layers: the head's own.
+        fc, token_in: the head's, packed.
+    """
+
+    def __init__(
+        self,
+        head: EagleHead | Eagle3Head,
+        layers: NativeTarget,
+        target: NativeTarget,
+        fc: RoundedLinear,
+        token_in: RoundedLinear | None,
+    ) -> None:
+        self._layers, hidden = layers, target.config.hidden_size
+        if token_in is None:
+            self._nodes = target.entry._replace(matrix=fc.packed, joined=True)
+            self._roots = self._nodes._replace(piece_norm=target.native.norm)
+        else:
+            self._nodes = target.entry._replace(matrix=token_in.packed, norm=_norm(head.entry_norm))
+            plain = Norm(torch.ones(hidden), None, head.config.model["rms_norm_eps"])
+            self._roots = self._nodes._replace(piece_norm=plain, fuse=fc.packed)
+
+    def roots(self, hidden: Float[Tensor, "batch width taps*hidden"], span: Span, cache: KVCache, last: int) -> Made:
+        """From what the target's layers gave; see `NativeTarget.step`."""
+        return self._layers.step(self._roots, hidden, span, cache, last)
+
+    def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int) -> Made:
+        """From what the step before guessed."""
+        return self._layers.step(self._nodes, states, span, cache, last)
+
+
+def _norm(module: Any) -> Norm:
+    return Norm(module.weight.detach().float().contiguous(), None, module.eps)
