@@ -179,7 +179,7 @@ def tree(tree: TokenTree, p: torch.Tensor, rng: random.Random) -> Outcome:
 
 
 def match(tree: TokenTree, p: torch.Tensor, rng: random.Random) -> Outcome:
-    return sample_match(tree, p, [rng.random() for _ in range(tree.depth + 1)])
+    return sample_match(tree, p.log(), [rng.random() for _ in range(tree.depth + 1)])
 
 
 def worst_p(counts: np.ndarray, joint: np.ndarray) -> float:

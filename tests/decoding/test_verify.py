@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.verify import Outcome, chain_rejection, draw, sample_match, tree_rejection, walk
+from paceline.decoding.verify import Outcome, chain_rejection, draw, draw_along, sample_match, tree_rejection, walk
 from paceline.drafting.tree import TokenTree
 from paceline.targets.logits import argmax
 
@@ -76,23 +78,24 @@ class TestDraw:
         assert np.abs(np.diff(drawn) - 2000).max() <= 1
 
 
+@pytest.mark.parametrize("match", [sample_match, draw_along])
 class TestSampleMatch:
-    def test_one_draw_a_depth(self) -> None:
+    def test_one_draw_a_depth(self, match: Callable[..., Outcome]) -> None:
         """Siblings are not drawn apart: a position has one uniform, whichever node stands there."""
         tree = TokenTree.root(0)
         left, right = tree.add(0, 0, "x"), tree.add(1, 0, "x")
         tree.add(2, left, "x")
         tree.add(2, right, "x")
-        p = torch.full((5, 4), 0.25)
-        assert sample_match(tree, p, [0.1, 0.6, 0.9]) == Outcome([0, 1, 3], 3)
-        assert sample_match(tree, p, [0.3, 0.6, 0.1]) == Outcome([0, 2, 4], 0)
-        assert sample_match(tree, p, [0.3, 0.3, 0.1]) == Outcome([0, 2], 1)
+        p = torch.full((5, 4), 0.25).log()
+        assert match(tree, p, [0.1, 0.6, 0.9]) == Outcome([0, 1, 3], 3)
+        assert match(tree, p, [0.3, 0.6, 0.1]) == Outcome([0, 2, 4], 0)
+        assert match(tree, p, [0.3, 0.3, 0.1]) == Outcome([0, 2], 1)
 
-    def test_is_draw_at_each_node(self) -> None:
+    def test_is_draw_at_each_node(self, match: Callable[..., Outcome]) -> None:
         rng = np.random.default_rng(0)
         p = torch.tensor(rng.dirichlet(np.ones(6), size=1))
         for u in rng.random(50):
-            assert sample_match(TokenTree.root(0), p, [u]).token == draw(p[0], u)
+            assert match(TokenTree.root(0), p.log(), [u]).token == draw(p[0], u)
 
 
 class TestRejection:

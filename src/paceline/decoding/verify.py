@@ -96,9 +96,10 @@ def _by_scores(
 ) -> Outcome:
     if how is Verification.GREEDY:
         return walk(tree, scores.argmax(-1).tolist())
-    p = scores.softmax(-1)
     if how is Verification.MATCH:
-        return sample_match(tree, p, row.position_uniforms(tree.depth + 1))
+        match = draw_along if scores.device.type == "cpu" else sample_match  # a GPU is asked once a round
+        return match(tree, scores, row.position_uniforms(tree.depth + 1))
+    p = scores.softmax(-1)
     return (chain_rejection if tree.is_chain else tree_rejection)(tree, p, row.uniform)
 
 
@@ -122,16 +123,28 @@ def draw(p: Float[Tensor, " vocab"], u: float) -> int:
     return int(torch.searchsorted(mass, u * mass[-1], right=True).clamp_(max=len(p) - 1))
 
 
-def sample_match(tree: TokenTree, p: Float[Tensor, "nodes vocab"], uniforms: Sequence[float]) -> Outcome:
+def draw_along(tree: TokenTree, scores: Float[Tensor, "nodes vocab"], uniforms: Sequence[float]) -> Outcome:
+    """`sample_match`, drawing at the nodes only that it comes by."""
+    path = [0]
+    for u in uniforms:
+        token = draw(scores[path[-1]].softmax(-1), u)
+        child = tree.child(path[-1], token)
+        if child is None:
+            break
+        path.append(child)
+    return Outcome(path, token)
+
+
+def sample_match(tree: TokenTree, scores: Float[Tensor, "nodes vocab"], uniforms: Sequence[float]) -> Outcome:
     """Sample at every node and walk.
 
     Args:
         uniforms: one draw a depth. Drawn by output position, they make sampled output the same as plain decoding's
             with that seed, whatever drafts.
     """
-    u = torch.tensor([uniforms[depth] for depth in tree.depths], dtype=torch.float64, device=p.device)
-    mass = p.double().cumsum(1)
-    choice = torch.searchsorted(mass, (u * mass[:, -1])[:, None], right=True).clamp_(max=p.shape[1] - 1)
+    u = torch.tensor([uniforms[depth] for depth in tree.depths], dtype=torch.float64, device=scores.device)
+    mass = scores.softmax(-1).double().cumsum(1)
+    choice = torch.searchsorted(mass, (u * mass[:, -1])[:, None], right=True).clamp_(max=scores.shape[1] - 1)
     return walk(tree, choice[:, 0].tolist())
 
 
