@@ -84,6 +84,11 @@ def test_scores_of_one_size_say_nothing_of_others() -> None:
     assert budget.choose(candidate(0.6)).drafted == 1
 
 
+def seen_by(budget: Budget) -> dict[tuple[str, int], list[float]]:
+    """Acceptances and the sum of shares, by source and class."""
+    return {(source, kind): seen for source, kind, *seen in budget._calibration.kept()}
+
+
 def test_only_what_is_known_is_counted() -> None:
     """A token behind a wrong one says nothing, nor does one behind the end of what has come."""
     tree = candidate(0.9, token=5)
@@ -99,7 +104,7 @@ def test_only_what_is_known_is_counted() -> None:
         budget.choose(tree)
         budget.observe(came)
         seen = {("x", 1): likely} | ({("x", 0): unlikely} if unlikely else {})
-        assert budget._calibration._seen == {key: pytest.approx(value) for key, value in seen.items()}
+        assert seen_by(budget) == {key: pytest.approx(value) for key, value in seen.items()}
 
 
 def test_what_was_seen_fades() -> None:
@@ -107,7 +112,20 @@ def test_what_was_seen_fades() -> None:
     for came, expected in ((1, [1, 0.6]), (2, [0.5 ** (1 / 100), 0.6 * 0.5 ** (1 / 100) + 0.6])):
         budget.choose(candidate(0.6))
         budget.observe([came])
-        assert budget._calibration._seen["x", 1] == pytest.approx(expected)
+        assert seen_by(budget)["x", 1] == pytest.approx(expected)
+
+
+def test_fading_goes_on_for_ever() -> None:
+    """What is new never weighs so much that numbers overflow; what is kept is in units of a new outcome."""
+    calibration, again = Calibration(fading=0.5), Calibration(fading=0.5)
+    for _ in range(2000):
+        calibration.fade()
+        calibration.learn("x", 0, right=True, share=0.5)
+    assert calibration.kept() == [["x", 0, pytest.approx(2.0), pytest.approx(1.0)]]
+    again.fade()
+    again.restore(calibration.kept())
+    assert again.factor("x", 0) == pytest.approx(calibration.factor("x", 0))
+    assert again.kept() == calibration.kept()
 
 
 def test_never_drafts_where_width_is_dear() -> None:

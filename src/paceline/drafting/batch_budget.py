@@ -40,11 +40,11 @@ def spend(shares: Sequence[Share], rows: int) -> list[TokenTree]:
     if rows == 1 or not shares:
         return [share.budget.take(share.plan, share.drafting) for share in shares]
     costs, slots = shares[0].budget.costs, fmean(share.slots for share in shares)
-    rate = fmean(share.budget.rate(rows, slots) for share in shares)
     narrow = max(share.others for share in shares)
     wide = max(share.others + len(share.plan.order) for share in shares)
     widths = range(rows * (narrow + 1), rows * (wide + 1) + 1, rows)
     seconds = costs.series(widths, slots, rows)
+    rate = fmean(share.budget.rate(rows, slots) for share in shares) if wide > narrow else 0.0
     gain = most = 0.0
     best = narrow
     for width in range(narrow + 1, wide + 1):

@@ -26,6 +26,7 @@ TRUST = 0.5  # of the tokens that drafters expect to be right so many are, until
 PRIOR = 6.0  # expected tokens whose outcome weighs as much as that
 FADING = 0.5 ** (1 / 100)  # what a request has shown counts half after 100 rounds
 LASTING = 0.5 ** (1 / 2000)  # and for the requests that come after it after 2000
+HEAVY = 1e6  # a weight of what is new that is as good as any
 CLASSES = (0.5,)  # tokens that are expected with more, or less, are judged apart
 START = 8.0  # rounds of plain decoding that the rate starts from
 DOUBT = 2.0  # the factor by which drafters may expect too little
@@ -43,39 +44,42 @@ class Calibration:
 
     def __init__(self, before: Calibration | None = None, fading: float = LASTING) -> None:
         self._before, self._fading = before, fading
-        self._seen: dict[tuple[str, int], list[float]] = {}  # [acceptances, sum of shares], fading
+        self._seen: dict[tuple[str, int], list[float]] = {}  # acceptances, sum of shares; in units of `_weight`
+        self._weight = 1.0  # of what is seen now: this grows instead of all that was seen being scaled down
 
     def factor(self, source: str, kind: int) -> float:
         trust = self._before.factor(source, kind) if self._before else TRUST
         right, expected = self._seen.get((source, kind), (0.0, 0.0))
-        return (trust * PRIOR + right) / (PRIOR + expected)
+        prior = PRIOR * self._weight
+        return (trust * prior + right) / (prior + expected)
 
     def fade(self) -> None:
         """A round has passed."""
-        for seen in self._seen.values():
-            seen[0] *= self._fading
-            seen[1] *= self._fading
+        self._weight /= self._fading
+        if self._weight > HEAVY:
+            self._seen = {key: [value / self._weight for value in seen] for key, seen in self._seen.items()}
+            self._weight = 1.0
         if self._before:
             self._before.fade()
 
     def learn(self, source: str, kind: int, right: bool, share: float) -> None:
         """A candidate of which its drafter said P(right) = `share` turned out to be right, or wrong."""
         seen = self._seen.setdefault((source, kind), [0.0, 0.0])
-        seen[0] += right
-        seen[1] += share
+        seen[0] += right * self._weight
+        seen[1] += share * self._weight
         if self._before:
             self._before.learn(source, kind, right, share)
 
     def kept(self) -> list[list[Any]]:
         """What was seen, ready for JSON: see `restore`."""
-        return [[*key, *seen] for key, seen in self._seen.items()]
+        return [[*key, *(value / self._weight for value in seen)] for key, seen in self._seen.items()]
 
     def restore(self, kept: Sequence[Sequence[Any]]) -> None:
         """Go on from what another had seen. Raises ValueError for what none could have."""
         found = {(str(source), int(kind)): [float(right), float(share)] for source, kind, right, share in kept}
         if not all(0 <= value < inf for seen in found.values() for value in seen):
             raise ValueError("counts are 0 or more")
-        self._seen |= found
+        self._seen |= {key: [value * self._weight for value in seen] for key, seen in found.items()}
 
 
 class Selection(NamedTuple):
@@ -135,6 +139,9 @@ class Budget:
             others: nodes that are verified besides those of `tree`.
             slots: tokens that the request has in the KV cache; None: as many as where costs were measured.
         """
+        if not tree.drafted:
+            width = rows * (others + 1)
+            return Selection(tree, [], [], [self.costs(width, slots, rows) / rows], [width], 0, 0.0)
         rate = self.rate(rows, slots)
         widths = range(rows * (others + 1), rows * (others + len(tree)) + 1, rows)
         costs = [seconds / rows for seconds in self.costs.series(widths, slots, rows)]

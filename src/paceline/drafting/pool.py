@@ -35,13 +35,16 @@ class Pool:
         self.tree, self._budget, self._gates = TokenTree.root(root), budget, gates
         self._slots, self._rows, self._others = slots, rows, others
         self._drafting = 0.0  # seconds
+        self._rate: float | None = None  # tokens a second, this round
         self._plan: Selection | None = None  # of the candidates that there are
 
     def asks(self, at: int, seconds: float, random: Random) -> bool:
         """Whether drafter number `at` is worth asking for so long, beside what there is already."""
         if self._gates is None or self._budget is None:
             return True
-        return self._gates[at].asks(self._gain, self._budget.rate(self._rows, self._slots) * seconds, random)
+        if self._rate is None:
+            self._rate = self._budget.rate(self._rows, self._slots)
+        return self._gates[at].asks(self._gain, self._rate * seconds, random)
 
     def take(self, at: int, own: TokenTree, seconds: float) -> None:
         """Add what drafter number `at` proposes; it took so long."""
