@@ -60,7 +60,7 @@ class RecordedTarget:
         seconds = self.costs(span.batch * span.width, float(span.starts.mean()), span.batch)
         self.clock.spend(self.share * seconds + self.overhead)
         nothing = SimpleNamespace(logits=None, taps={})
-        return SimpleNamespace(logits=None, row=lambda row, width: nothing)
+        return SimpleNamespace(logits=None, likeliest=None, row=lambda row, width: nothing)
 
 
 @dataclass
