@@ -84,7 +84,7 @@ class _NoTarget:
 class _NoOutput:
     """Stands for what a pass gives."""
 
-    logits = None
+    logits = likeliest = None
 
     def row(self, row: int, width: int) -> Any:
         return _NOTHING
