@@ -162,7 +162,7 @@ class RunningBatch:
             return None  # those that came later wait with it
         request, row = self._waiting.popleft(), len(self._rows)
         own, taps = self._allocated.rows(row, row + 1), self._taps([request])
-        self._reading = Reading(request, row, own, taps, self.drafter.taps, self.prefixes)
+        self._reading = Reading(request, row, own, taps, self.drafter.kept_taps, self.prefixes)
         return self._reading
 
     def _read(self, reading: Reading) -> None:
@@ -182,7 +182,7 @@ class RunningBatch:
         self.drafter.begin(request, hidden)
         request.stats.prefill_seconds += now() - began
         if self.prefixes:
-            self.prefixes.begin(request, {tap: hidden[tap] for tap in self.drafter.taps})
+            self.prefixes.begin(request, {tap: hidden[tap] for tap in self.drafter.kept_taps})
         self._rows.append(request)
         self._reading = None
 

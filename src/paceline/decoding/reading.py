@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from paceline.clock import now
 from paceline.decoding.prefixes import NOTHING, PrefixStore
-from paceline.targets.target import PREFILL_CHUNK
+from paceline.targets.target import PREFILL_CHUNK, joined
 
 if TYPE_CHECKING:
     from paceline.decoding.request import Request
@@ -71,4 +70,4 @@ class Reading:
 
     def hidden(self) -> dict[int, Float[Tensor, "tokens hidden"]]:
         """The taps of all that was read, and of what was reused where every token is wanted."""
-        return {tap: torch.cat([part[tap] for part in self._hidden if tap in part]) for tap in self.taps}
+        return {tap: joined([part[tap] for part in self._hidden if tap in part]) for tap in self.taps}

@@ -106,6 +106,11 @@ class Drafter:
         self.target = target
         self.calibration = Calibration()
 
+    @property
+    def kept_taps(self) -> tuple[int, ...]:
+        """Those of `taps` that it wants even of the beginning of a prompt that is known from another request."""
+        return tuple({tap for part in self.parts for tap in part.kept_taps}) if self.parts else self.taps
+
     def new_budget(self) -> Budget:
         """An automatic budget for a request, which starts from what those before it have shown of this drafter."""
         return Budget(costs_of(self.target), self.calibration)

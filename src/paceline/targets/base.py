@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -183,7 +183,7 @@ class Target(ABC):
             for tap in taps:
                 pieces[tap].append(tapped[tap][0])
         nothing = torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
-        return {tap: torch.cat(parts or [nothing]) for tap, parts in pieces.items()}
+        return {tap: joined(parts or [nothing]) for tap, parts in pieces.items()}
 
     def _prefill_pass(self, span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
         return self._through(span, cache, taps)[1]
@@ -194,6 +194,11 @@ class Target(ABC):
             raise ContextOverflow(
                 f"prompt of {prompt} tokens + {new} new tokens exceed the model's context of {self.context} tokens"
             )
+
+
+def joined(parts: Sequence[Float[Tensor, "_ hidden"]]) -> Float[Tensor, "tokens hidden"]:
+    """One below the other; nothing is copied where there is only one."""
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def check_taps(taps: Collection[int], start: int) -> None:

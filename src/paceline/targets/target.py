@@ -10,7 +10,7 @@ import torch
 
 from paceline.errors import UnsupportedModel
 from paceline.targets.adapters import without_wrapper
-from paceline.targets.base import PREFILL_CHUNK, PassOutput, Target
+from paceline.targets.base import PREFILL_CHUNK, PassOutput, Target, joined
 from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES, run_sublayers
 from paceline.targets.layered import LayeredCache
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paceline")
 
-__all__ = ["PREFILL_CHUNK", "BlockTarget", "PassOutput", "Target", "WholeTarget", "as_target"]
+__all__ = ["PREFILL_CHUNK", "BlockTarget", "PassOutput", "Target", "WholeTarget", "as_target", "joined"]
 
 
 class BlockTarget(Target):

@@ -91,6 +91,11 @@ class Eagle(AutoregressiveDrafter):
         self._states: Tensor  # guessed at the nodes that were drafted from last
         self._seconds = 0.0  # of a row's level of a tree, below the first: fading mean
 
+    @property
+    def kept_taps(self) -> tuple[int, ...]:
+        """None: the last tokens are all that it looks at."""
+        return ()
+
     def max_nodes(self, depth: int) -> int:
         # The head's own cache is as large as the target's, and keeps all nodes that it drafts from.
         return depth if self.tree == 1 else max(self.max_candidates, self.tree * depth)
@@ -102,7 +107,7 @@ class Eagle(AutoregressiveDrafter):
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         budget = self.new_budget() if self.reads_costs else None
-        row.state = EagleState(Waiting(torch.cat([hidden[tap][-MOST:] for tap in self.taps], -1), MOST), budget)
+        row.state = EagleState(Waiting([hidden[tap][-MOST:].clone() for tap in self.taps], MOST), budget)
         self.forward.begin(row)
         if self._text:
             self._text.begin(row.slot)

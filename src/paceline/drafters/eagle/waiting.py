@@ -16,9 +16,9 @@ class Waiting:
     the last `most` stay.
     """
 
-    def __init__(self, first: Float[Tensor, "tokens width"], most: int) -> None:
-        self._pieces: list[tuple[Sequence[Tensor], Sequence[int]]] = [([first], range(len(first)))]
-        self._most, self._count = most, len(first)
+    def __init__(self, first: Sequence[Float[Tensor, "tokens hidden"]], most: int) -> None:
+        self._pieces: list[tuple[Sequence[Tensor], Sequence[int]]] = [(first, range(len(first[0])))]
+        self._most, self._count = most, len(first[0])
 
     def __len__(self) -> int:
         """Tokens."""
@@ -34,8 +34,8 @@ class Waiting:
     def whole(self) -> Float[Tensor, "tokens width"]:
         pieces = [torch.cat([_rows(tap, path) for tap in taps], -1) for taps, path in self._pieces if len(path)]
         if len(pieces) != 1:
-            nothing = self._pieces[0][0][0][:0]
-            pieces = [torch.cat(pieces) if pieces else nothing]
+            nothing = [tap[:0] for tap in self._pieces[0][0]]
+            pieces = [torch.cat(pieces) if pieces else torch.cat(nothing, -1)]
         self._pieces = [(pieces, range(len(pieces[0])))]
         return pieces[0]
 

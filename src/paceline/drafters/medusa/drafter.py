@@ -87,6 +87,11 @@ class Medusa(AutoregressiveDrafter):
         self._rows: Sequence[Row] = ()
         self._guesses: Guesses | None = None  # of this round, once they are asked for
 
+    @property
+    def kept_taps(self) -> tuple[int, ...]:
+        """None: the last tokens are all that it looks at."""
+        return ()
+
     def max_nodes(self, depth: int) -> int:
         return min(depth, self.longest) if self.tree == CHAIN else self.max_candidates
 
