@@ -44,8 +44,8 @@ class Span:
     @cached_property
     def end(self) -> int:
         """One past the last cache slot any row touches."""
-        starts: list[int] = self.starts.tolist()
-        return max(starts) + self.offset + self.width
+        starts: list[float] = self.starts.tolist()
+        return int(max(starts)) + self.offset + self.width
 
     @cached_property
     def seen(self) -> int:

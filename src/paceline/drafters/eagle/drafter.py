@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.clock import now
-from paceline.drafters.eagle.forward import MOST, EagleForward, Guesses
+from paceline.drafters.eagle.forward import MOST, EagleForward, Guessed
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafters.eagle.waiting import Waiting
@@ -148,7 +148,7 @@ class Eagle(AutoregressiveDrafter):
         self._states = made.states
         return Step(self._logits(made)[:, 0], made.states[:, 0])
 
-    def _logits(self, made: Guesses) -> Float[Tensor, "batch width tokens"]:
+    def _logits(self, made: Guessed) -> Float[Tensor, "batch width tokens"]:
         return self._text.logits(self.forward.features(made.states), made.logits) if self._text else made.logits
 
     def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
@@ -168,7 +168,7 @@ class Eagle(AutoregressiveDrafter):
             depth, first = depth + 1, stop
         return [self._chosen(row, trees[row.slot], len(rows)) for row in rows]
 
-    def _expand(self, rows: Sequence[Row], trees: Sequence[DynamicTree], first: int, stop: int) -> Guesses:
+    def _expand(self, rows: Sequence[Row], trees: Sequence[DynamicTree], first: int, stop: int) -> Guessed:
         """What is guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
         if first == 0:
             return self.forward.roots(rows)

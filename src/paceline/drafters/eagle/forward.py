@@ -31,7 +31,7 @@ TAIL = 64  # most tokens that are read at once: of a long prompt, or when drafti
 MOST = TAIL + ALONG  # tokens whose hidden states are needed of a prompt
 
 
-class Guesses(NamedTuple):
+class Guessed(NamedTuple):
     states: Float[Tensor, "batch width hidden"]  # from which the next step goes on
     logits: Float[Tensor, "batch width tokens"]  # of the tokens that can be drafted
 
@@ -114,7 +114,7 @@ class EagleForward:
         starts: np.ndarray = np.maximum(self.cache.lengths[:rows] - 1, 0)
         return starts
 
-    def roots(self, rows: Sequence[Row]) -> Guesses:
+    def roots(self, rows: Sequence[Row]) -> Guessed:
         """What is guessed at the roots, once what waits has been read."""
         self.catch_up(rows)
         news = [self._taken(row) for row in rows]
@@ -130,15 +130,15 @@ class EagleForward:
         states, logits = self._read(hidden, span, cache, last=1 if len(rows) == 1 else 0)
         cache.lengths += counts
         if logits is not None:
-            return Guesses(states[:, -1:], logits)
+            return Guessed(states[:, -1:], logits)
         states = states[range(len(rows)), np.maximum(counts - 1, 0)][:, None]
-        return Guesses(states, self.head(states))
+        return Guessed(states, self.head(states))
 
-    def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span) -> Guesses:
+    def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span) -> Guessed:
         """What is guessed at nodes of the trees, from the states guessed at their parents."""
         states, logits = self._run(states, span, self.cache.rows(0, span.batch), last=span.width)
         assert logits is not None
-        return Guesses(states, logits)
+        return Guessed(states, logits)
 
     def features(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         """What the output matrix reads of guessed states."""
