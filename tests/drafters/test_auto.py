@@ -103,6 +103,33 @@ def test_a_source_is_asked_as_long_as_it_pays(takes: float, most: float, monkeyp
     assert right.asked > (0.9 * rounds if most == 1 else 0)
 
 
+class Wide(TreeDrafter):
+    """Proposes so many tokens side by side, from one on."""
+
+    def __init__(self, target: Target, first: int, count: int = 20) -> None:
+        super().__init__(target, count)
+        self.tokens = range(first, first + count)
+
+    def propose(self, row: Row, memory: object, depth: int, min_score: float) -> TokenTree:
+        tree = TokenTree.root(row.ids[-1])
+        for token in self.tokens:
+            tree.add(token, 0, "wide", score=0.9)
+        return tree
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_no_more_is_verified_than_the_cache_has_room_for(batch: int) -> None:
+    """Where width costs nothing all candidates of all sources pay, and together they are more than a pass may have."""
+    target = as_target(small_llama())
+    set_costs(target, Costs({1: 1.0, 256: 1.0001}))
+    merge = Merge(target, drafters=[Wide(target, 1), Wide(target, 50), Wide(target, 100)])
+    outputs = LLM(target, merge, POLICIES.parse("fixed:k=4")).generate(
+        [TEXT] * batch, max_new_tokens=6, batch=batch, eos=()
+    )
+    most = max(drafted.drafted for output in outputs for drafted in output.stats.rounds)
+    assert 20 < most <= merge.max_nodes(4) < 60
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_output_is_plain_decodings(batch: int, tmp_path: Path) -> None:
     model = small_llama()

@@ -114,11 +114,10 @@ class Merge(TreeDrafter):
         self._gather(rows, pools)
         return [_graft(own, tree) for own, tree in zip(self._chosen(pools), trees, strict=True)]
 
-    @staticmethod
-    def _pool(row: Row, rows: int, others: int) -> Pool:
+    def _pool(self, row: Row, rows: int, others: int) -> Pool:
         state: MergeState = row.state
         state.length = len(row.ids)
-        return Pool(row.ids[-1], state.length, state.budget, state.gates, rows, others)
+        return Pool(row.ids[-1], state.length, state.budget, state.gates, rows, others, self.max_candidates)
 
     def _gather(self, rows: Sequence[Row], pools: Sequence[Pool]) -> None:
         """Fill the pools with the candidates of all drafters that are asked, the cheap ones first."""

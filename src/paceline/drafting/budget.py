@@ -131,22 +131,25 @@ class Budget:
         """The part of `tree` that is worth verifying, best candidates first: `take` what was `plan`ned."""
         return self.take(self.plan(tree, rows, others, slots))
 
-    def plan(self, tree: TokenTree, rows: int = 1, others: int = 0, slots: int | None = None) -> Selection:
+    def plan(
+        self, tree: TokenTree, rows: int = 1, others: int = 0, slots: int | None = None, nodes: int | None = None
+    ) -> Selection:
         """What would be worth verifying of `tree`, all of whose nodes have scores.
 
         Args:
             rows: how many requests share the pass.
             others: nodes that are verified besides those of `tree`.
             slots: tokens that the request has in the KV cache; None: as many as where costs were measured.
+            nodes: most that may be verified; None: all.
         """
         if not tree.drafted:
             width = rows * (others + 1)
             return Selection(tree, [], [], [self.costs(width, slots, rows) / rows], [width], 0, 0.0)
         rate = self.rate(rows, slots)
-        widths = range(rows * (others + 1), rows * (others + len(tree)) + 1, rows)
-        costs = [seconds / rows for seconds in self.costs.series(widths, slots, rows)]
         probabilities = self._probabilities(tree)
-        order = best_first(probabilities)
+        order = best_first(probabilities)[:nodes]
+        widths = range(rows * (others + 1), rows * (others + 1 + len(order)) + 1, rows)
+        costs = [seconds / rows for seconds in self.costs.series(widths, slots, rows)]
         probabilities = [probabilities[node] for node in order]
         best = count = 0
         gain = most = 0.0

@@ -21,6 +21,7 @@ class Pool:
         gates: by number of a drafter, whether it is worth asking; None: all are.
         rows: how many requests share the pass.
         others: nodes that are verified besides these candidates.
+        most: candidates that may be verified; None: all.
     """
 
     def __init__(
@@ -31,9 +32,10 @@ class Pool:
         gates: Mapping[int, Gate] | None,
         rows: int = 1,
         others: int = 0,
+        most: int | None = None,
     ) -> None:
         self.tree, self._budget, self._gates = TokenTree.root(root), budget, gates
-        self._slots, self._rows, self._others = slots, rows, others
+        self._slots, self._rows, self._others, self._most = slots, rows, others, most
         self._drafting = 0.0  # seconds
         self._rate: float | None = None  # tokens a second, this round
         self._plan: Selection | None = None  # of the candidates that there are
@@ -59,7 +61,7 @@ class Pool:
     def share(self) -> Share:
         """Of the batch's budget."""
         assert self._budget
-        self._plan = self._plan or self._budget.plan(self.tree, self._rows, self._others, self._slots)
+        self._plan = self._plan or self._budget.plan(self.tree, self._rows, self._others, self._slots, self._most)
         return Share(self._budget, self._plan, self._others, self._drafting, self._slots)
 
     def best(self, most: int) -> TokenTree:
