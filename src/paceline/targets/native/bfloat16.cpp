@@ -22,7 +22,10 @@
 namespace paceline::PACELINE_ISA {
 namespace {
 
-constexpr int panels_of(int tokens) { return TILING.panels[Cut(tokens, TILING.largest()).largest()]; }
+constexpr int PAIR_PANELS[] = {0, 4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1};  // of a tile, by its tokens
+constexpr int PAIR_TOKENS = sizeof(PAIR_PANELS) / sizeof(int) - 1;
+
+constexpr int panels_of(int tokens) { return PAIR_PANELS[Cut(tokens, PAIR_TOKENS).largest()]; }
 
 constexpr bool fit_into_a_job() {  // gemm.cpp has room for as many panels as a slab has tokens
     for (int tokens = 1; tokens <= SLAB; tokens++)
@@ -49,7 +52,7 @@ void pair_row(float* x, int count) {
     }
 }
 
-// sum += upper * upper + lower * lower, the pair broadcast as part of the instruction (see add_product).
+// sum += upper * upper + lower * lower, the pair broadcast as part of the instruction (see add_products).
 inline void add_pair(wf& sum, const float* pair, wf weights) {
     asm("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*pair), "v"(weights));
 }
@@ -80,14 +83,14 @@ void kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int p
 }
 
 using Kernel = void (*)(const uint8_t*, size_t, const float*, int, int, float*, int, const uint8_t*, int);
-using Column = std::array<Kernel, MOST + 1>;  // by tokens
+using Column = std::array<Kernel, PAIR_TOKENS + 1>;  // by tokens
 
 constexpr Column single = []<size_t... I>(std::index_sequence<I...>) {
     return Column{nullptr, kernel<I + 1, 1>...};
-}(std::make_index_sequence<TILING.largest()>());
+}(std::make_index_sequence<PAIR_TOKENS>());
 constexpr Column several = []<size_t... I>(std::index_sequence<I...>) {
-    return Column{nullptr, kernel<I + 1, TILING.panels[I + 1]>...};
-}(std::make_index_sequence<TILING.largest()>());
+    return Column{nullptr, kernel<I + 1, PAIR_PANELS[I + 1]>...};
+}(std::make_index_sequence<PAIR_TOKENS>());
 
 #endif
 
@@ -111,12 +114,12 @@ void dot_products(const uint8_t* weights, int panels, const float* x, int ldx, i
                   const uint8_t* next) {
 #if defined(__AVX512BF16__)
     const size_t panel_bytes = (size_t)pairs * PANEL * 4;
-    const Cut cut(tokens, TILING.largest());
+    const Cut cut(tokens, PAIR_TOKENS);
     for (int tile = 0; tile < cut.count; tile++) {
         const int t = cut(tile), m = cut(tile + 1) - t, stride = panels * PANEL;
         const float* from = x + (size_t)t * ldx;
         float* to = acc + t * stride;
-        if (TILING.panels[m] == panels) {
+        if (PAIR_PANELS[m] == panels) {
             several[m](weights, panel_bytes, from, ldx, pairs, to, stride, next, tile ? 0 : panels);
             continue;
         }

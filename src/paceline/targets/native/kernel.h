@@ -26,22 +26,14 @@ void kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int c
             for (int turn = 0; turn < S::unit; turn += TURN) {
 #pragma GCC unroll 8
                 for (int i = 0; i < TURN; i++) {
-#pragma GCC unroll 4
-                    for (int panel = 0; panel < P; panel++) {
-                        wf weights[VECTORS];
-#pragma GCC unroll 2
-                        for (int v = 0; v < VECTORS; v++) {
-                            const int at = panel * VECTORS + v;
-                            weights[v] = keep(S::get(numbers[panel], d[at], m[at], turn, i, v));
-                        }
+                    wf weights[P * VECTORS];
+#pragma GCC unroll 8
+                    for (int at = 0; at < P * VECTORS; at++)
+                        weights[at] = keep(S::get(numbers[at / VECTORS], d[at], m[at], turn, i, at % VECTORS));
 #pragma GCC unroll 16
-                        for (int token = 0; token < M; token++) {
-                            const float* value = x + (size_t)token * ldx + k + turn + i;
-                            wf* sums = a + (token * P + panel) * VECTORS;
-#pragma GCC unroll 2
-                            for (int v = 0; v < VECTORS; v++) add_product(sums[v], value, weights[v]);
-                        }
-                    }
+                    for (int token = 0; token < M; token++)
+                        add_products<P * VECTORS>(a + token * P * VECTORS, x + (size_t)token * ldx + k + turn + i,
+                                                  weights);
                 }
             }
         }

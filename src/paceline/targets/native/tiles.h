@@ -30,7 +30,7 @@ struct Tiling {
 };
 
 #if defined(__AVX512F__)  // 32 registers of 16 lanes
-constexpr Tiling TILING = {{0, 4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1}, 32, 16, 1, 256};
+constexpr Tiling TILING = {{0, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2}, 11, 8, 3, 96};
 #elif defined(__AVX2__)  // 16 registers of 8 lanes
 constexpr Tiling TILING = {{0, 2, 1, 1, 1, 1}, 8, 6, 1, 256};
 #elif defined(__aarch64__)  // 32 registers of 4 lanes, two to a vector
