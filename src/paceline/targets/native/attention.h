@@ -74,10 +74,17 @@ inline wf load_key(const float* p, int d, int dims) {
 inline void store_sums(float* const* to, int at, const wf* v) {
     const wf ab = evens(v[0], v[1]) + odds(v[0], v[1]), cd = evens(v[2], v[3]) + odds(v[2], v[3]);
     const wf halves = evens(ab, cd) + odds(ab, cd);  // of each query: lanes 0-3 of its four keys, then lanes 4-7
-    alignas(64) float sums[WIDE];
-    store(sums, halves);
-    for (int query = 0; query < PER; query++)
-        for (int i = 0; i < 4; i++) to[query][at + i] = sums[query * LANES + i] + sums[query * LANES + 4 + i];
+#if defined(__AVX512F__)
+    constexpr int others = 0xb1;  // each query's other half
+    const __m512 sums = _mm512_add_ps((__m512)halves, _mm512_shuffle_f32x4((__m512)halves, (__m512)halves, others));
+    _mm_storeu_ps(to[0] + at, _mm512_castps512_ps128(sums));
+    _mm_storeu_ps(to[1] + at, _mm512_extractf32x4_ps(sums, 2));
+#elif defined(__AVX2__)
+    const __m256 both = (__m256)halves;
+    _mm_storeu_ps(to[0] + at, _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1)));
+#else
+    for (int i = 0; i < 4; i++) to[0][at + i] = halves[i] + halves[4 + i];
+#endif
 }
 
 // Scores of N registers of queries, `stride` floats apart, against the keys of slots[from .. to-1]. The values, which
@@ -138,22 +145,18 @@ inline void soften(float* scores, int unseen, int count, float scale, float& m, 
     for (int j = 0; j < unseen; j++) scores[j] = scores[unseen];
     for (int j = count; j % LANES; j++) scores[j] = scores[count - 1];
     vf most = load<vf>(scores), total = {};
-    for (int j = 0; j < count; j += LANES) {
+    for (int j = LANES; j < count; j += LANES) {
         const vf next = load<vf>(scores + j);
         most = next > most ? next : most;
     }
     float highest = most[0];
     for (int i = 1; i < LANES; i++) highest = std::max(highest, most[i]);
     m = highest * scale;
-    for (int j = 0; j < count; j += LANES) {
-        vf weight = exp((load<vf>(scores + j) - splat<vf>(highest)) * splat<vf>(scale));
-        for (int i = j; i < unseen; i++) weight[i] = 0.0f;
-        store(scores + j, weight);
-        if (count - j >= LANES)
-            total += weight;
-        else
-            for (int i = 0; i < count - j; i++) total[i] += weight[i];
-    }
+    for (int j = 0; j < count; j += WIDE)  // whole registers: scores have room for one beyond their last
+        store(scores + j, exp((load<wf>(scores + j) - splat<wf>(highest)) * splat<wf>(scale)));
+    for (int j = 0; j < unseen; j++) scores[j] = 0.0f;
+    for (int j = count; j % LANES; j++) scores[j] = 0.0f;
+    for (int j = 0; j < count; j += LANES) total += load<vf>(scores + j);
     s = sum(total);
 }
 

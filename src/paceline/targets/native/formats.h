@@ -7,7 +7,7 @@
 
 namespace paceline::PACELINE_ISA {
 
-struct Ahead {  // what a kernel prefetches: `step` bytes a unit, from `at` on
+struct Ahead {  // what a kernel prefetches, from `at` on: `step` bytes a turn, of inputs in bytes a unit
     const uint8_t* at;
     int step;
 };

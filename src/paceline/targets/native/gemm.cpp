@@ -26,22 +26,25 @@ constexpr Column on_floats = []<size_t... I>(std::index_sequence<I...>) {
     return Column{nullptr, kernel<StoreF32, I + 1, P>...};
 }(std::make_index_sequence<TILING.tokens>());
 
-// One token's 16 sums of panel `panel` to where they belong.
-void finish(const Matrix& w, int panel, const float* acc, float* y, Epilogue epilogue) {
+// The sums of panel `panel`, one row for each token, to where they belong: `acc` has rows `stride` floats apart.
+void finish(const Matrix& w, int panel, const float* acc, int stride, int tokens, float* y, int ldy,
+            Epilogue epilogue) {
     const int first = panel * PANEL, count = std::min(PANEL, w.outputs - first);
-    float sums[PANEL];
-    for (int i = 0; i < PANEL; i++) sums[i] = acc[i];
-    if (w.bias)
-        for (int i = 0; i < count; i++) sums[i] += w.bias[first + i];
-    if (epilogue == SWIGLU) return store(y + first / 2, silu(load<vf>(sums)) * load<vf>(sums + PANEL / 2));
+    alignas(64) float sums[SLAB * PANEL];
+    if (w.bias) {
+        for (int t = 0; t < tokens; t++)
+            for (int i = 0; i < PANEL; i++)
+                sums[t * PANEL + i] = i < count ? acc[(size_t)t * stride + i] + w.bias[first + i] : 0.0f;
+        acc = sums, stride = PANEL;
+    }
+    if (epilogue == SWIGLU) return gate_rows(acc, stride, tokens, y + first / 2, ldy);
     y += first;
-    const auto put = [&](int n) {
-        for (int i = 0; i < n; i++) y[i] = epilogue == ADD ? y[i] + sums[i] : sums[i];
-    };
-    if (count == PANEL)
-        put(PANEL);  // a constant, for the compiler
-    else
-        put(count);
+    for (int t = 0; t < tokens; t++, acc += stride, y += ldy)
+        if (count < PANEL)
+            for (int i = 0; i < count; i++) y[i] = epilogue == ADD ? y[i] + acc[i] : acc[i];
+        else
+            for (int i = 0; i < PANEL; i += WIDE)
+                store(y + i, epilogue == ADD ? load<wf>(y + i) + load<wf>(acc + i) : load<wf>(acc + i));
 }
 
 int panels_of(const Matrix& w) { return (w.outputs + PANEL - 1) / PANEL; }
@@ -95,7 +98,7 @@ class Product {
             float* to = acc + t * job.panels * PANEL;
             if (TILING.panels[m] == job.panels)
                 format_->kernels[m](job.weights, panel_bytes_, x_ + (size_t)first * ldx_, ldx_, inputs_, to,
-                                    {job.next, tile ? 0 : job.panels * format_->bytes_of(format_->unit)});
+                                    {job.next, tile ? 0 : job.panels * format_->bytes_of(TURN)});
             else
                 by_panel({job.weights, job.next, job.panels, first, m}, to);
         }
@@ -119,13 +122,13 @@ class Product {
         const Column& kernels = job.panels > 1 ? on_floats<TILING.together> : on_floats<1>;
         const uint8_t* next = job.next;
         for (int i = 0; i < pieces.count; i++) {
-            const int k = pieces(i) * BLOCK, piece = pieces(i + 1) * BLOCK - k, units = piece / StoreF32::unit;
+            const int k = pieces(i) * BLOCK, piece = pieces(i + 1) * BLOCK - k, turns = piece / TURN;
             for (int p = 0; p < job.panels && !plain; p++)
                 format_->expand(job.weights + p * panel_bytes_, k, piece, floats + p * TILING.piece * PANEL);
             const uint8_t* w = plain ? job.weights + format_->bytes_of(k) : (const uint8_t*)floats;
             const size_t apart = plain ? panel_bytes_ : TILING.piece * PANEL * sizeof(float);
-            const int step = round_up(job.panels * format_->bytes_of(piece) / (units * cut.count), 64);
-            for (int tile = 0; tile < cut.count; tile++, next += step * units) {
+            const int step = round_up(job.panels * format_->bytes_of(piece) / (turns * cut.count), 64);
+            for (int tile = 0; tile < cut.count; tile++, next += step * turns) {
                 const int t = cut(tile), m = cut(tile + 1) - t;
                 kernels[m](w, apart, x_ + (size_t)(job.first + t) * ldx_ + k, ldx_, piece,
                            acc + t * job.panels * PANEL, {next, step});
@@ -156,20 +159,19 @@ class Jobs {
 
     int count = 0;
 
-    // `next` is the job whose weights are prefetched.
-    void run(int job, int next) const {
-        next = std::clamp(next, 0, count - 1);
+    // `next` are the weights to prefetch.
+    void run(int job, const uint8_t* next) const {
         const Part& part = part_of(job);
         const int slab = (job - part.first) / part.groups, panel = part.group(job) * part.product.together;
         const int panels = std::min(part.product.together, panels_of(*part.w) - panel);
         const int from = slabs_(slab), n = slabs_(slab + 1) - from;
         alignas(64) float acc[std::max(SLAB * TILING.together, TILING.fused * TILING.panels[1]) * PANEL];
-        part.product.compute({part.weights(job), part_of(next).weights(next), panels, from, n}, acc);
-        for (int t = 0; t < n; t++)
-            for (int i = 0; i < panels; i++)
-                finish(*part.w, panel + i, acc + (t * panels + i) * PANEL, part.y + (size_t)(from + t) * ldy_,
-                       epilogue_);
+        part.product.compute({part.weights(job), next, panels, from, n}, acc);
+        for (int i = 0; i < panels; i++)
+            finish(*part.w, panel + i, acc + i * PANEL, panels * PANEL, n, part.y + (size_t)from * ldy_, ldy_, epilogue_);
     }
+
+    const uint8_t* weights(int job) const { return part_of(job).weights(job); }
 
   private:
     struct Part {
@@ -199,16 +201,24 @@ class Jobs {
 
 }  // namespace
 
-void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue) {
+void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue,
+          const Matrix* then) {
     const Jobs jobs(w, x, ldx, tokens, y, ldy, epilogue);
-    team.each(jobs.count, 1, [&](int job, int next) { jobs.run(job, next); });
+    const uint8_t* after = nullptr;
+    if (then && then->outputs) {
+        const Jobs later(*then, x, ldx, tokens, y, ldy, epilogue);
+        after = later.weights(team.first(later.count));
+    }
+    team.each(jobs.count, 1, [&](int job, int next) {
+        jobs.run(job, next >= 0 ? jobs.weights(next) : after ? after : jobs.weights(job));
+    });
 }
 
 void gemm_share(const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue, int share,
                 int shares) {
     const Jobs jobs(w, x, ldx, tokens, y, ldy, epilogue);
     const int last = (int64_t)jobs.count * (share + 1) / shares;
-    for (int job = (int64_t)jobs.count * share / shares; job < last; job++) jobs.run(job, job + 1);
+    for (int job = (int64_t)jobs.count * share / shares; job < last; job++) jobs.run(job, jobs.weights(std::min(job + 1, last - 1)));
 }
 
 size_t packed_bytes(const Matrix& w) { return panels_of(w) * panel_bytes(w); }

@@ -16,14 +16,14 @@ void kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int c
 #pragma GCC unroll 64
     for (int i = 0; i < M * P * VECTORS; i++) a[i] = load<wf>(acc + i * WIDE);
     for (int k = 0; k < count; w += S::bytes)
-        for (int part = 0; part < S::block; part += S::unit, k += S::unit, ahead.at += ahead.step) {
-            for (int line = 0; line < ahead.step; line += 64) __builtin_prefetch(ahead.at + line, 0, 2);
+        for (int part = 0; part < S::block; part += S::unit, k += S::unit) {
             const uint8_t* numbers[P];
             wf d[P * VECTORS], m[P * VECTORS];  // as arrays of structures gcc 12 stores them, and `a`, at every turn
 #pragma GCC unroll 4
             for (int panel = 0; panel < P; panel++)
                 numbers[panel] = S::unit_at(w + panel * panel_bytes, part, d + panel * VECTORS, m + panel * VECTORS);
-            for (int turn = 0; turn < S::unit; turn += TURN) {
+            for (int turn = 0; turn < S::unit; turn += TURN, ahead.at += ahead.step) {
+                for (int line = 0; line < ahead.step; line += 64) __builtin_prefetch(ahead.at + line, 0, 2);
 #pragma GCC unroll 8
                 for (int i = 0; i < TURN; i++) {
                     wf weights[P * VECTORS];

@@ -8,8 +8,9 @@ namespace paceline::PACELINE_ISA {
 
 enum Epilogue { STORE, ADD, SWIGLU };
 
-// Called by all threads of a team alike: gemm.cpp,
-void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue);
+// Called by all threads of a team alike: gemm.cpp; `then` is the matrix that will be needed next, or null,
+void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue,
+          const Matrix* then = nullptr);
 // In place, where w.input_kind asks for it: before gemm, once for all that reads these inputs.
 void round_inputs(Team& team, const Matrix& w, float* x, int ldx, int tokens);
 // attention.cpp,

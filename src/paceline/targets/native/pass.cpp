@@ -55,13 +55,15 @@ void in_parallel(int threads, int64_t multiplications, Run run) {
 class LayerPass {
   public:
     LayerPass(Team& team, const Model& m, const Pass& p, const Buffers& b, int index, float* hidden)
-        : team_(team), m_(m), p_(p), b_(b), layer_(m.layers[index]), index_(index), hidden_(hidden) {}
+        : team_(team), m_(m), p_(p), b_(b), layer_(m.layers[index]),
+          after_(index + 1 < p.last ? &m.layers[index + 1].qkv : p.logits ? &m.head : nullptr), index_(index),
+          hidden_(hidden) {}
 
     void run(bool attend, bool transform, const float* beside) const {
         if (attend) this->attend(beside);
-        if (attend && !m_.parallel) add(layer_.out, b_.attended, b_.lda, layer_.attention_post_norm);
+        if (attend && !m_.parallel) add(layer_.out, b_.attended, b_.lda, layer_.attention_post_norm, &layer_.gate_up);
         if (transform) enter_mlp();
-        if (attend && m_.parallel) add(layer_.out, b_.attended, b_.lda, layer_.attention_post_norm);
+        if (attend && m_.parallel) add(layer_.out, b_.attended, b_.lda, layer_.attention_post_norm, &layer_.down);
         if (transform) leave_mlp();
     }
 
@@ -70,7 +72,7 @@ class LayerPass {
         norm_rows(team_, layer_.attention_norm, hidden_, m_.hidden, p_.tokens, m_.hidden, b_.x, b_.ldx);
         if (beside) norm_rows(team_, Norm(), beside, m_.hidden, p_.tokens, m_.hidden, b_.x + m_.hidden, b_.ldx);
         round_inputs(team_, layer_.qkv, b_.x, b_.ldx, p_.tokens);
-        gemm(team_, layer_.qkv, b_.x, b_.ldx, p_.tokens, b_.qkv, b_.ldq, STORE);
+        gemm(team_, layer_.qkv, b_.x, b_.ldx, p_.tokens, b_.qkv, b_.ldq, STORE, &layer_.out);
         place_heads(team_, m_, layer_, p_, index_, b_.qkv, b_.ldq);
         attention(team_, m_, p_, index_, b_.qkv, b_.ldq, b_.attended, b_.lda, b_.parts);
         round_inputs(team_, layer_.out, b_.attended, b_.lda, p_.tokens);
@@ -81,25 +83,25 @@ class LayerPass {
         round_inputs(team_, layer_.experts.gate_up ? layer_.experts.router : layer_.gate_up, b_.x, b_.ldx, p_.tokens);
         if (!layer_.gate_up.outputs) return;
         if (swiglu(m_)) {
-            gemm(team_, layer_.gate_up, b_.x, b_.ldx, p_.tokens, b_.inner, b_.ldi, SWIGLU);
+            gemm(team_, layer_.gate_up, b_.x, b_.ldx, p_.tokens, b_.inner, b_.ldi, SWIGLU, &layer_.down);
         } else {
-            gemm(team_, layer_.gate_up, b_.x, b_.ldx, p_.tokens, b_.wide, b_.ldw, STORE);
+            gemm(team_, layer_.gate_up, b_.x, b_.ldx, p_.tokens, b_.wide, b_.ldw, STORE, &layer_.down);
             activate_rows(team_, m_, b_.wide, b_.ldw, p_.tokens, layer_.down.inputs, b_.inner, b_.ldi);
         }
         round_inputs(team_, layer_.down, b_.inner, b_.ldi, p_.tokens);
     }
 
     void leave_mlp() const {
-        if (!layer_.experts.gate_up) return add(layer_.down, b_.inner, b_.ldi, layer_.mlp_post_norm);
+        if (!layer_.experts.gate_up) return add(layer_.down, b_.inner, b_.ldi, layer_.mlp_post_norm, after_);
         experts(team_, m_, layer_, p_.tokens, b_.inner, b_.ldi, b_.experts, b_.x, b_.ldx);
         add_rows(team_, layer_.mlp_post_norm, m_.residual_scale, b_.x, b_.ldx, p_.tokens, m_.hidden, hidden_);
     }
 
     // hidden += residual_scale * norm(w x): at once, where nothing is to be done on the way.
-    void add(const Matrix& w, const float* x, int ldx, const Norm& norm) const {
+    void add(const Matrix& w, const float* x, int ldx, const Norm& norm, const Matrix* then) const {
         if (!norm.weight && m_.residual_scale == 1.0f)
-            return gemm(team_, w, x, ldx, p_.tokens, hidden_, m_.hidden, ADD);
-        gemm(team_, w, x, ldx, p_.tokens, b_.x, b_.ldx, STORE);
+            return gemm(team_, w, x, ldx, p_.tokens, hidden_, m_.hidden, ADD, then);
+        gemm(team_, w, x, ldx, p_.tokens, b_.x, b_.ldx, STORE, then);
         add_rows(team_, norm, m_.residual_scale, b_.x, b_.ldx, p_.tokens, m_.hidden, hidden_);
     }
 
@@ -108,6 +110,7 @@ class LayerPass {
     const Pass& p_;
     const Buffers& b_;
     const Layer& layer_;
+    const Matrix* const after_;  // what follows this layer
     const int index_;
     float* const hidden_;
 };

@@ -39,12 +39,15 @@ inline int team_size(int threads, int64_t multiplications) {
 
 class Team {  // one thread's view
   public:
-    Team(Progress& progress, int threads, int thread) : threads(threads), progress_(progress), thread_(thread) {}
+    Team(Progress& progress, int threads, int thread) : threads(threads), thread(thread), progress_(progress) {}
 
-    const int threads;
+    const int threads, thread;
+
+    // The share of `count` things that this thread begins with.
+    int first(int count) const { return (int64_t)count * thread / threads; }
 
     // One step: job(i, next) for i = 0 .. jobs - 1, each once, taken in batches of `grain` at least. All threads must
-    // call it alike. `next` is the job that this thread will probably be given after i; it may lie outside the range.
+    // call it alike. `next` is the job that this thread will probably be given after i; -1: none.
     template <class Job>
     void each(int jobs, int grain, Job job) {
         if (jobs <= 0) return;
@@ -53,11 +56,11 @@ class Team {  // one thread's view
         const uint64_t step = step_++;
         int mine = 0;
         for (int i = 0; i < threads; i++) {
-            const int share = (thread_ + i) % threads;
+            const int share = (thread + i) % threads;
             const int first = (int64_t)batches * share / threads, last = (int64_t)batches * (share + 1) / threads;
             for (int batch; (batch = take(share, last - first, step, i > 0)) >= 0; mine++) {
                 const int from = (first + batch) * grain, to = std::min(from + grain, jobs);
-                for (int k = from; k < to; k++) job(k, k + 1 < to ? k + 1 : i ? from - grain : to);
+                for (int k = from; k < to; k++) job(k, k + 1 < to ? k + 1 : i || batch + 1 == last - first ? -1 : to);
             }
         }
         if (mine && progress_.done.fetch_add(mine, std::memory_order_acq_rel) + mine == batches) {
@@ -95,7 +98,6 @@ class Team {  // one thread's view
     }
 
     Progress& progress_;
-    const int thread_;
     uint64_t step_ = 0;
 };
 
