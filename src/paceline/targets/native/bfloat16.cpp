@@ -29,7 +29,7 @@ constexpr int panels_of(int tokens) { return PAIR_PANELS[Cut(tokens, PAIR_TOKENS
 
 constexpr bool fit_into_a_job() {  // gemm.cpp has room for as many panels as a slab has tokens
     for (int tokens = 1; tokens <= SLAB; tokens++)
-        if (tokens * panels_of(tokens) > SLAB) return false;
+        if (tokens * panels_of(tokens) > SLAB * TILING.together) return false;
     return true;
 }
 static_assert(fit_into_a_job());

@@ -22,16 +22,20 @@ struct Products {
     static constexpr int most = BITS == 8 ? 1 : BITS == 6 ? 2 : BITS == 5 ? 4 : 8;  // 127 (2^BITS - 1) 2 most < 2^15
     static constexpr int less = BITS == 8 ? 128 : 0;
 
-    static void add(wi& sum, wu four, const int8_t* q) {
+    template <int N>
+    static void add(wi* sums, const wu* fours, const int8_t* q) {
         int32_t together;
         std::memcpy(&together, q, 4);
-        __m256i inputs = _mm256_set1_epi32(together), digits = (__m256i)four;
-        if (less) {
-            digits = _mm256_xor_si256(digits, _mm256_set1_epi8((char)less));
-            inputs = _mm256_sign_epi8(inputs, digits);
-            digits = _mm256_abs_epi8(digits);
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) {
+            __m256i inputs = _mm256_set1_epi32(together), digits = (__m256i)fours[i];
+            if (less) {
+                digits = _mm256_xor_si256(digits, _mm256_set1_epi8((char)less));
+                inputs = _mm256_sign_epi8(inputs, digits);
+                digits = _mm256_abs_epi8(digits);
+            }
+            sums[i] = (wi)_mm256_add_epi16((__m256i)sums[i], _mm256_maddubs_epi16(digits, inputs));
         }
-        sum = (wi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(digits, inputs));
     }
     static wi total(wi sum) { return (wi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)); }
 };
@@ -40,11 +44,20 @@ template <int BITS>
 struct Products {
     static constexpr int most = BLOCK, less = 0;
 
-    static void add(wi& sum, wu four, const int8_t* q) {
+    // The inputs come into a register where they serve several vectors, as in add_products.
+    template <int N>
+    static void add(wi* sums, const wu* fours, const int8_t* q) {
 #if defined(__AVX512F__)  // VNNI has an instruction for it; without it this code is not reached, see int8.cpp
-        asm("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*(const int32_t*)q), "v"(four));
+        if constexpr (N == 1) {
+            asm("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sums[0]) : "m"(*(const int32_t*)q), "v"(fours[0]));
+            return;
+        }
+        const wi all = keep((wi)splat<wf>(*(const float*)q));
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) asm("vpdpbusd %1, %2, %0" : "+v"(sums[i]) : "v"(all), "v"(fours[i]));
 #else
-        for (int j = 0; j < 4; j++) sum += (wi)(four >> (8 * j) & 255u) * (int32_t)q[j];
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < 4; j++) sums[i] += (wi)(fours[i] >> (8 * j) & 255u) * (int32_t)q[j];
 #endif
     }
     static wi total(wi sum) { return sum; }
@@ -93,14 +106,15 @@ void byte_kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, 
             for (int turn = 0; turn < S::unit / 4; turn += most) {
                 wi sums[count] = {};
 #pragma GCC unroll 8
-                for (int group = turn; group < turn + most; group++)
+                for (int group = turn; group < turn + most; group++) {
+                    wu fours[P * VECTORS];
 #pragma GCC unroll 8
-                    for (int i = 0; i < P * VECTORS; i++) {
-                        const wu four = keep(D::four(numbers[i / VECTORS], group, i % VECTORS));
+                    for (int i = 0; i < P * VECTORS; i++)
+                        fours[i] = keep(D::four(numbers[i / VECTORS], group, i % VECTORS));
 #pragma GCC unroll 16
-                        for (int token = 0; token < M; token++)
-                            Dot::add(sums[token * P * VECTORS + i], four, q[token] + group * 4);
-                    }
+                    for (int token = 0; token < M; token++)
+                        Dot::template add<P * VECTORS>(sums + token * P * VECTORS, fours, q[token] + group * 4);
+                }
 #pragma GCC unroll 64
                 for (int i = 0; i < count; i++) totals[i] += Dot::total(sums[i]);
             }

@@ -47,9 +47,10 @@ bool runs_here([[maybe_unused]] const char* name) {
     return true;
 }
 
+// Not on Intel's, where one of them takes as long as four multiply-adds of floats, and does the work of two.
 bool bfloat16_dots_run_here() {
 #if defined(__x86_64__)
-    return runs_here("avx512") && __builtin_cpu_supports("avx512bf16");
+    return runs_here("avx512") && __builtin_cpu_supports("avx512bf16") && !__builtin_cpu_is("intel");
 #else
     return false;
 #endif

@@ -148,7 +148,7 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
     float (*read)(const float* from, size_t count);
 };
 
-extern const bool has_bfloat16_dots;  // the processor has AVX-512's products of bfloat16, two to a lane
+extern const bool has_bfloat16_dots;  // the processor has AVX-512's products of bfloat16, two to a lane, and fast ones
 extern const bool has_byte_dots;      // and its products of bytes, four to a lane
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }

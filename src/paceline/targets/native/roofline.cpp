@@ -39,7 +39,7 @@ double multiply_add(int64_t turns, [[maybe_unused]] int32_t input_kind) {
     if (input_kind == Q8_0 && (WIDE == 8 || has_byte_dots)) {
         alignas(64) int8_t ones[4] = {1, 1, 1, 1};
         const wu four = {};
-        run_chains<wi>(turns, [&](wi a) { return Products<4>::add(a, four, ones), a; });
+        run_chains<wi>(turns, [&](wi a) { return Products<4>::add<1>(&a, &four, ones), a; });
         return 4 * floats;
     }
 #endif
