@@ -64,11 +64,13 @@ inline void gate_rows(const float* from, int stride, int rows, float* to, int ld
 #if defined(__AVX512F__)
     constexpr int firsts = 0x44, seconds = 0xee;  // halves of both
     for (; t + 1 < rows; t += 2) {
-        const __m512 a = (__m512)load<wf>(from + (size_t)t * stride), b = (__m512)load<wf>(from + (t + 1) * (size_t)stride);
+        const float* row = from + (size_t)t * stride;
+        float* result = to + (size_t)t * ldt;
+        const __m512 a = (__m512)load<wf>(row), b = (__m512)load<wf>(row + stride);
         const wf gates = (wf)_mm512_shuffle_f32x4(a, b, firsts), ups = (wf)_mm512_shuffle_f32x4(a, b, seconds);
         const __m512 both = (__m512)(silu(gates) * ups);
-        store(to + (size_t)t * ldt, (vf)_mm512_castps512_ps256(both));
-        store(to + (t + 1) * (size_t)ldt, (vf)_mm512_extractf32x8_ps(both, 1));
+        store(result, (vf)_mm512_castps512_ps256(both));
+        store(result + ldt, (vf)_mm512_extractf32x8_ps(both, 1));
     }
 #endif
     for (; t < rows; t++) {

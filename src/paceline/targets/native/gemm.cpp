@@ -167,8 +167,9 @@ class Jobs {
         const int from = slabs_(slab), n = slabs_(slab + 1) - from;
         alignas(64) float acc[std::max(SLAB * TILING.together, TILING.fused * TILING.panels[1]) * PANEL];
         part.product.compute({part.weights(job), next, panels, from, n}, acc);
+        float* y = part.y + (size_t)from * ldy_;
         for (int i = 0; i < panels; i++)
-            finish(*part.w, panel + i, acc + i * PANEL, panels * PANEL, n, part.y + (size_t)from * ldy_, ldy_, epilogue_);
+            finish(*part.w, panel + i, acc + i * PANEL, panels * PANEL, n, y, ldy_, epilogue_);
     }
 
     const uint8_t* weights(int job) const { return part_of(job).weights(job); }
@@ -218,7 +219,8 @@ void gemm_share(const Matrix& w, const float* x, int ldx, int tokens, float* y, 
                 int shares) {
     const Jobs jobs(w, x, ldx, tokens, y, ldy, epilogue);
     const int last = (int64_t)jobs.count * (share + 1) / shares;
-    for (int job = (int64_t)jobs.count * share / shares; job < last; job++) jobs.run(job, jobs.weights(std::min(job + 1, last - 1)));
+    for (int job = (int64_t)jobs.count * share / shares; job < last; job++)
+        jobs.run(job, jobs.weights(std::min(job + 1, last - 1)));
 }
 
 size_t packed_bytes(const Matrix& w) { return panels_of(w) * panel_bytes(w); }

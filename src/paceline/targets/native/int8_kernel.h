@@ -133,7 +133,8 @@ void byte_kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, 
 #pragma GCC unroll 16
     for (int token = 0; token < M; token++)
 #pragma GCC unroll 8
-        for (int i = 0; i < P * VECTORS; i++) store(acc + (size_t)token * stride + i * WIDE, a[token * P * VECTORS + i]);
+        for (int i = 0; i < P * VECTORS; i++)
+            store(acc + (size_t)token * stride + i * WIDE, a[token * P * VECTORS + i]);
 }
 
 template <class S>

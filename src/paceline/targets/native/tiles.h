@@ -2,10 +2,10 @@
 //
 // A tile is tokens x panels in one micro-kernel: tokens * panels * VECTORS accumulators in registers, each a chain of
 // its own. Chains in flight must hide the latency of a multiply-add (four cycles: at two a cycle eight chains, four
-// where 512 bits take both pipes) and leave registers for weights and scales; fewer panels repeat the broadcast of
-// inputs more often, fewer tokens the unpacking of weights. The numbers below were measured on Zen 4, with gcc 12: the
-// next larger tile of the narrow ones spills. On floats one panel is as fast as two there, and for as many bytes of
-// the L1 cache twice as many inputs are unpacked at a time.
+// where 512 bits take both pipes) and leave registers for weights, scales and one input. Fewer panels load inputs more
+// often, fewer tokens unpack weights more often; many panels leave fewer jobs, which divide less evenly among threads.
+// The table for AVX-512 was measured on Sapphire Rapids, those for AVX2 on Zen 4, with gcc 12: the next larger tile of
+// the narrow ones spills. Eight tokens by three panels of floats reach nine tenths of the multiply-adds.
 #pragma once
 
 #include "vectors.h"
