@@ -1,11 +1,11 @@
 """Stopping policies against the best there is, where acceptance and costs are known: a simulation, without a model.
 
-    python benchmarks/stopping.py [--draft 0.1] [--verify 0.05] [--rounds 800] [--seeds 3]
+    python benchmarks/stopping.py [--draft 0.1] [--verify 0.05] [--rounds 800] [--seeds 3] [--each 80]
 
 A drafted token is accepted with a probability whose log odds lie around those of its regime (standard deviation 1): the
-same all the time ("stationary"), slowly up and down ("drifting"), or by turns good and bad for 40 rounds each
-("bursty"). Policies see a draft distribution that is surer of itself than it should be. The clairvoyant rule knows the
-regime, each token's true probability once it is drafted, and the rate of the long run; not what will be accepted.
+same all the time ("stationary", and "poor"), slowly up and down ("drifting"), or by turns good and bad for 40 rounds
+each ("bursty"). Policies see a draft distribution that is surer of itself than it should be. The clairvoyant rule knows
+the regime, each token's true probability once it is drafted, and the rate of the long run; not what will be accepted.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ REGIMES: dict[str, Callable[[int], float]] = {
     "stationary": lambda turn: 0.6,
     "drifting": lambda turn: 0.5 + 0.4 * math.sin(turn / 60),
     "bursty": lambda turn: 0.9 if turn // 40 % 2 else 0.15,
+    "poor": lambda turn: 0.25,
 }
 POLICIES: dict[str, Callable[[], StoppingPolicy]] = {
     "pace": Pace,
@@ -84,18 +85,15 @@ def rounds(regime: str, count: int, seed: int) -> Iterator[Round]:
         yield Round(REGIMES[regime](turn), rng)
 
 
-def reached(policy: StoppingPolicy, regime: str, options: argparse.Namespace, seed: int) -> float:
-    """Tokens by the time of a plain round."""
-    tokens, time = 0, 0.0
-    policy.seed(seed)
-    policy.check(
-        Setting(
-            *("model", "drafter", None, None),
-            cost=lambda k: 1 + (options.draft + options.verify) * k,
-            pass_cost=lambda k: 1 + options.verify * k,
-        )
-    )
-    for one in rounds(regime, options.rounds, seed):
+def reached(
+    make: Callable[[], StoppingPolicy], regime: str, options: argparse.Namespace, seed: int, *, anew: bool = False
+) -> float:
+    """Tokens by the time of a plain round, over requests that follow each other, or each begin `anew`."""
+    before: dict[type, StoppingPolicy] = {}
+    tokens, time, policy = 0, 0.0, placed(make(), options, seed, before)
+    for turn, one in enumerate(rounds(regime, options.rounds, seed)):
+        if turn and turn % options.each == 0:
+            policy = placed(make(), options, seed + turn, {} if anew else before)
         forwards = count = 0
         while count < MOST and policy.more(count):
             forwards += 1
@@ -106,6 +104,21 @@ def reached(policy: StoppingPolicy, regime: str, options: argparse.Namespace, se
         policy.observe(count, accepted)
         tokens, time = tokens + accepted + 1, time + 1 + options.draft * forwards + options.verify * count
     return tokens / time
+
+
+def placed(
+    policy: StoppingPolicy, options: argparse.Namespace, seed: int, before: dict[type, StoppingPolicy]
+) -> StoppingPolicy:
+    policy.seed(seed)
+    policy.check(
+        Setting(
+            *("model", "drafter", None, None),
+            cost=lambda k: 1 + (options.draft + options.verify) * k,
+            pass_cost=lambda k: 1 + options.verify * k,
+            before=before,
+        )
+    )
+    return policy
 
 
 def clairvoyant(regime: str, options: argparse.Namespace, seed: int) -> float:
@@ -133,7 +146,9 @@ def main() -> None:
     parser.add_argument("--verify", type=float, default=0.05, help="cost of verifying one")
     parser.add_argument("--rounds", type=int, default=800)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--each", type=int, help="of a request, which begins where the one before stood; default all")
     options = parser.parse_args()
+    options.each = options.each or options.rounds
     seeds = range(options.seeds)
     table = Table(
         title=f"of the clairvoyant rule's rate; a token costs {options.draft:g} + {options.verify:g} rounds", box=None
@@ -142,9 +157,12 @@ def main() -> None:
         table.add_column(title, justify="right" if title else "left")
     best = {regime: sum(clairvoyant(regime, options, seed) for seed in seeds) / len(seeds) for regime in REGIMES}
     table.add_row("clairvoyant, tokens a plain round", *(f"{rate:.2f}" for rate in best.values()))
-    for name, make in POLICIES.items():
+    ways = [(name, make, False) for name, make in POLICIES.items()]
+    if options.each < options.rounds:
+        ways.insert(1, ("pace, each request anew", Pace, True))
+    for name, make, anew in ways:
         found = [
-            sum(reached(make(), regime, options, seed) for seed in seeds) / len(seeds) / best[regime]
+            sum(reached(make, regime, options, seed, anew=anew) for seed in seeds) / len(seeds) / best[regime]
             for regime in REGIMES
         ]
         table.add_row(name, *(f"{value:.3f}" for value in found))

@@ -25,11 +25,15 @@ def q(top: float) -> Tensor:
     return torch.tensor([top, *[(1 - top) / 7] * 7])
 
 
-def placed(policy: StoppingPolicy, draft: float = DRAFT, verify: float = VERIFY) -> StoppingPolicy:
+def placed(
+    policy: StoppingPolicy,
+    draft: float = DRAFT,
+    verify: float = VERIFY,
+    before: dict[type, StoppingPolicy] | None = None,
+) -> StoppingPolicy:
     policy.seed(0)
-    policy.check(
-        Setting("m", "d", None, None, cost=lambda k: 1 + (draft + verify) * k, pass_cost=lambda k: 1 + verify * k)
-    )
+    costs = {"cost": lambda k: 1 + (draft + verify) * k, "pass_cost": lambda k: 1 + verify * k}
+    policy.check(Setting("m", "d", None, None, **costs, before={} if before is None else before))
     return policy
 
 
@@ -72,6 +76,39 @@ def test_drafting_that_was_given_up_comes_back() -> None:
         lengths.append(drafted(policy, [0.5] * 16))
         policy.observe(lengths[-1], lengths[-1])
     assert sum(lengths[-50:]) / 50 > 5
+
+
+def drafted_in_requests(count: int, before: Callable[[], dict[type, StoppingPolicy]]) -> list[int]:
+    """Tokens that each of some short requests drafts, where drafts are mostly wrong and dear."""
+    found = []
+    for number in range(count):
+        policy = placed(Pace(), draft=0.4, verify=0.3, before=before())
+        policy.seed(number)
+        lengths = []
+        for turn in range(30):
+            lengths.append(drafted(policy, [0.3] * 16))
+            policy.observe(lengths[-1], min(lengths[-1], turn % 5 == 0))
+        found.append(sum(lengths))
+    return found
+
+
+def test_a_request_begins_where_the_one_before_stood() -> None:
+    before: dict[type, StoppingPolicy] = {}
+    anew, following = drafted_in_requests(20, dict), drafted_in_requests(20, lambda: before)
+    assert following[0] == anew[0]
+    assert sum(following[5:]) < 0.7 * sum(anew[5:])
+
+
+def test_the_request_before_learns_nothing_more() -> None:
+    before: dict[type, StoppingPolicy] = {}
+    first, second = placed(Pace(), before=before), placed(Pace(), before=before)
+    assert isinstance(first, Pace)
+    for _ in range(20):
+        first.observe(drafted(first, [0.5] * 4), 1)
+    mean, covariance, rate = first.ahead.mean, [list(row) for row in first.ahead.covariance], first.long_run.rate()
+    for _ in range(20):
+        second.observe(drafted(second, [0.5] * 4), 0)
+    assert (first.ahead.mean, first.ahead.covariance, first.long_run.rate()) == (mean, covariance, rate)
 
 
 def test_it_stops_at_a_token_that_is_not_worth_verifying() -> None:

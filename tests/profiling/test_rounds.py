@@ -95,3 +95,18 @@ def test_where_no_node_of_a_tree_pays() -> None:
     set_costs(dear, Costs({1: 0.01, 5: 1.0, 16: 4.0}))
     drafter = Medusa(dear, head=MedusaHead.from_target(model, heads=2), tree="dynamic")
     assert round_cost(drafter)(4) == pytest.approx(100)
+
+
+def test_a_request_begins_where_the_one_before_stood(target: BlockTarget) -> None:
+    llm, other = (LLM(target, LayerSkip(target), POLICIES.parse("pace")) for _ in range(2))
+    set_costs(llm.engine.drafter, Costs({0: 1.0, 8: 1.01}))
+    first, second = llm.requests([[5, 6, 7]] * 2, max_new_tokens=12)  # both made before either has begun
+    [elsewhere] = other.requests([[5, 6, 7]], max_new_tokens=12)
+    unlearned = elsewhere.policy.ahead.mean
+    list(llm.engine.run([first]))
+    learned = first.policy.ahead.mean
+    assert learned != unlearned
+    second.policy.more(0)
+    assert second.policy.ahead.mean == learned
+    elsewhere.policy.more(0)  # of another drafter
+    assert elsewhere.policy.ahead.mean == unlearned

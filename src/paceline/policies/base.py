@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxtyping import Float
@@ -23,6 +23,7 @@ class Setting:
         cost: of a round by how many tokens it drafts and verifies, in rounds without a draft; as measured where the
             policy `reads_costs`, else any.
         pass_cost: likewise without the drafting: of verifying so many tokens that are drafted already.
+        before: by kind, the policy that began last there: the next may begin with what that one has learned.
     """
 
     target: str
@@ -32,6 +33,7 @@ class Setting:
     predictors: tuple[Path, ...] = ()
     cost: Callable[[int], float] = lambda drafted: 1.0
     pass_cost: Callable[[int], float] = lambda drafted: 1.0
+    before: dict[type, StoppingPolicy] = field(default_factory=dict)
 
 
 class StoppingPolicy:

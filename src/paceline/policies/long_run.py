@@ -51,6 +51,10 @@ class LongRun:
             best = max(best, tokens - rate * (self.cost(longer) - self.cost(depth)))
         return best
 
+    def follow(self, earlier: LongRun) -> None:
+        """Begin with what an earlier one has seen."""
+        self._tokens, self._time = earlier._tokens, earlier._time
+
     def observe(self, drafted: int, accepted: int) -> None:
         """A round's outcome."""
         self._tokens = self._tokens * FADING + accepted + 1

@@ -40,6 +40,11 @@ class OnlineLogistic:
         error = scale * (success - p)
         self.mean = [weight + error * own for weight, own in zip(self.mean, gain, strict=True)]
 
+    def copy(self) -> OnlineLogistic:
+        made = OnlineLogistic(self.mean)
+        made.covariance = [list(row) for row in self.covariance]
+        return made
+
     def doubt(self, variance: float) -> None:
         """Be so much less sure of each weight."""
         for place, row in enumerate(self.covariance):

@@ -18,6 +18,7 @@ from paceline.policies.online import OnlineLogistic, dot, sigmoid
 AHEAD = (0.5, 0.0, 0.0, 0.0, 0.5)  # the log odds of the token before
 SEEN = (0.2, 0.0, 0.0, 0.0, 0.7, -0.2)  # those of the token itself, and the entropy it was drawn at
 VARIANCE, DOUBT = 0.2, 1e-4  # of a weight at the start, and what is added each round: texts change
+OTHER = 0.005  # what another request's text adds to that variance
 SMOOTHING = (0.5, 0.9)  # of recent acceptance
 SURE = 1e-4  # no token is likelier, or less likely, than this allows
 
@@ -30,7 +31,8 @@ class Pace(StoppingPolicy):
     the request's outcomes say how likely the token is accepted: one of what is known beforehand (depth, recent
     acceptance, how sure the token before was), one of the draft distribution's top probability and entropy as well.
     Each round the first is as hopeful, or as doubtful, as a draw from what is believed of it (Thompson sampling), so
-    that drafting that was given up is tried again.
+    that drafting that was given up is tried again. A request begins with what the one that began before it has learned
+    with the same drafter.
 
     Args:
         k_max: most tokens a round.
@@ -45,6 +47,7 @@ class Pace(StoppingPolicy):
         self.limit = k_max
         self.ahead, self.seen = OnlineLogistic(AHEAD, VARIANCE), OnlineLogistic(SEEN, VARIANCE)
         self.long_run, self._pass_cost = LongRun(lambda drafted: 1.0), Setting("", "", None, None).pass_cost
+        self._before: dict[type, StoppingPolicy] | None = {}  # see `Setting`; None once this request has begun
         self.random = Random()
         self.recent = [0.0, 0.0]  # of first tokens, less a half
         self._hope = 0.0  # this round's, in standard deviations of what is believed
@@ -56,7 +59,7 @@ class Pace(StoppingPolicy):
 
     def check(self, setting: Setting) -> None:
         self.long_run = LongRun(setting.cost)
-        self._pass_cost = setting.pass_cost
+        self._pass_cost, self._before = setting.pass_cost, setting.before
 
     def more(self, depth: int) -> bool:
         if depth == 0:
@@ -95,6 +98,10 @@ class Pace(StoppingPolicy):
             self.recent = [kept * old + (1 - kept) * first for kept, old in zip(SMOOTHING, self.recent, strict=True)]
 
     def _begin(self) -> None:
+        if self._before is not None:
+            if isinstance(earlier := self._before.get(Pace), Pace):
+                self._follow(earlier)
+            self._before[Pace], self._before = self, None
         self._features.clear()
         self._reached, self._last, self._stopped = 1.0, 0.0, False
         for model in (self.ahead, self.seen):
@@ -102,6 +109,14 @@ class Pace(StoppingPolicy):
         self._hope = self.random.gauss(0, 1)
         mean = sigmoid(dot(self.ahead.mean, self._ahead(0)))
         self._rate = self.long_run.rate(self.long_run.foreseen(mean, self.limit))
+
+    def _follow(self, earlier: Pace) -> None:
+        """Begin with what an earlier request has taught."""
+        self.ahead, self.seen = earlier.ahead.copy(), earlier.seen.copy()
+        for model in (self.ahead, self.seen):
+            model.doubt(OTHER)
+        self.recent = [earlier.recent[-1]] * len(self.recent)
+        self.long_run.follow(earlier.long_run)
 
     def _ahead(self, depth: int) -> list[float]:
         """What is known of the token at `depth` before it is drafted."""

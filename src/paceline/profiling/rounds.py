@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
@@ -23,6 +24,9 @@ DRAFTED, ROUNDS = (0, 1, 2, 4), 6  # tokens of the rounds by which drafting is m
 
 Policy = TypeVar("Policy", bound=StoppingPolicy)
 
+#: Of each drafter: see `Setting.before`.
+_before: WeakKeyDictionary[Drafter, dict[type, StoppingPolicy]] = WeakKeyDictionary()
+
 
 def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True) -> Policy:
     """A policy that has been told where it runs; whatever decodes with one gets it from here.
@@ -39,7 +43,8 @@ def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True) -> Policy:
         costs_of(drafter.target)
     setting = setting_of(drafter, hidden=hidden)
     if policy.reads_costs:
-        setting = replace(setting, cost=round_cost(drafter), pass_cost=pass_cost(drafter))
+        before = _before.setdefault(drafter, {})
+        setting = replace(setting, cost=round_cost(drafter), pass_cost=pass_cost(drafter), before=before)
     policy.check(setting)
     return policy
 
