@@ -19,6 +19,8 @@ def load(settings: dict[str, Any]) -> Build:
         params.port = 0
         if kind := options.get("type"):
             params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")]
+        if static := options.get("static"):
+            params.speculative.ngram_cache.lookup_cache_static = static
         server = xllamacpp.Server(params)
 
         def generate(asked: Asked) -> Told:

@@ -40,3 +40,20 @@ def test_missing_corpus(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.Cap
     command = ["trigram", "build", "--model", str(tiny_model_dir), "--corpus", str(tmp_path / "nowhere.txt")]
     assert main([*command, "--out", str(tmp_path / "matrix")]) == 1
     assert "nowhere.txt" in capsys.readouterr().err
+
+
+def test_for_llama_cpp(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus, made = tmp_path / "corpus.txt", tmp_path / "static.bin"
+    corpus.write_text("the quick brown fox jumps over the lazy dog\n" * 50)
+    model = ["--model", str(tiny_model_dir)]
+    assert main(["trigram", "build", *model, "--corpus", str(corpus), "--out", str(tmp_path / "matrix")]) == 0
+    command = ["export", "llama-cpp-lookup", *model, "--matrix", str(tmp_path / "matrix"), "--out", str(made), "--json"]
+    capsys.readouterr()
+    assert main(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert made.stat().st_size == 20 * told["pairs"] + 8 * told["trigrams"] > 0
+    assert main(command) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert main([*command[:-1], "--matrix", "none", "--out", str(tmp_path / "other.bin")]) == 1
+    assert "paceline trigram build" in capsys.readouterr().err
+    assert not (tmp_path / "other.bin").exists()

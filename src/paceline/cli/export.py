@@ -113,6 +113,31 @@ def eagle(
     _report(out, folder, {"layers": made.config.layers}, as_json)
 
 
+@app.command("llama-cpp-lookup")
+def llama_cpp_lookup(
+    out: Annotated[Path, Option("--out", "-o", help="New file.")],
+    model: Model = DEFAULT,
+    matrix: Annotated[
+        str, Option("--matrix", help="Folder of 'paceline trigram build'; auto: the one that trigram takes.")
+    ] = "auto",
+    as_json: Json = False,
+) -> None:
+    """The trigrams of a corpus as llama.cpp's static lookup cache, for its drafter ngram-cache."""
+    from paceline.drafters.trigram.drafter import find_matrix
+    from paceline.drafters.trigram.lookup_cache import write_lookup_cache
+    from paceline.errors import OptionError
+
+    found = find_matrix(_target(model), matrix)
+    if found is None:
+        raise OptionError(f"there is no n-gram matrix for {model}: make one with 'paceline trigram build'")
+    written = write_lookup_cache(found, out)
+    if as_json:
+        print_json({"out": str(out), **written._asdict()})
+    else:
+        print(f"{written.trigrams:,} trigrams, of {written.pairs:,} pairs of tokens")
+    print(f"stored in {out}", file=sys.stderr)
+
+
 def _target(model: str) -> Target:
     from paceline.targets import as_target
     from paceline.targets.sources import load_as_stored
