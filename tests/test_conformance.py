@@ -176,9 +176,8 @@ def test_match_gives_the_seeds_own_sample(world: World, drafter: str, policy: st
 def test_sampling_ends_and_repeats(world: World, drafter: str, policy: str) -> None:
     """Length, record and reproducibility; the distribution is tested in decoding/test_losslessness.py."""
     llm = world.llm(drafter, policy, "rejection")
-    if policy == "pace":  # under rejection tokens depend on where drafts end, so on what passes are thought to cost
-        for costly in (llm.target, llm.drafter):
-            set_costs(costly, Costs({1: 1e-3, 16: 1.001e-3}))
+    for costly in (llm.target, llm.drafter):  # under rejection tokens depend on where drafts end, so on measured costs
+        set_costs(costly, Costs({1: 1e-3, 16: 1.001e-3}))
     outputs = llm.generate(PROMPTS, batch=3, eos=(), temperature=0.7, seed=1, max_new_tokens=8)
     for output in outputs:
         assert len(output.tokens) == output.stats.tokens == sum(r.emitted for r in output.stats.rounds) == 8

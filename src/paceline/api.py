@@ -180,13 +180,16 @@ class LLM:
             return cast("list[int]", ids)
         return [int(token) for token in cast("Sequence[int]", prompt)]
 
-    def new_policy(self) -> StoppingPolicy:
+    def new_policy(self, *, anew: bool = False) -> StoppingPolicy:
         """A policy for one request, told where it runs: what a `Request` for `engine` is made with.
+
+        Args:
+            anew: begin without what earlier requests have taught, so that where drafts end can be repeated.
 
         Raises:
             OptionError, CheckpointMismatch: it cannot run with this drafter or target.
         """
-        return ready(cast("StoppingPolicy", self.policy.build()), self.drafter)
+        return ready(cast("StoppingPolicy", self.policy.build()), self.drafter, anew=anew)
 
     def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None, **more: Any) -> Request:
         ids, vocab, tokenizer = self.encode(prompt, chat), self.target.vocab_size, self.target.tokenizer
@@ -198,10 +201,12 @@ class LLM:
         constraint = None
         if params.constrained:
             constraint = GrammarState(self.matcher(params), vocab, eos, len(ids))
+        # a sample verified by rejection depends on where drafts end
+        repeatable = params.seed is not None and params.temperature > 0 and self.verifier != "match"
         return Request(
             ids,
             limit=params.max_new_tokens,
-            policy=self.new_policy(),
+            policy=self.new_policy(anew=repeatable),
             processors=params.processors(len(ids), eos, self.target.device),
             sampling=params.temperature > 0,
             eos=eos,

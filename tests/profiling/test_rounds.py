@@ -110,3 +110,25 @@ def test_a_request_begins_where_the_one_before_stood(target: BlockTarget) -> Non
     assert second.policy.ahead.mean == learned
     elsewhere.policy.more(0)  # of another drafter
     assert elsewhere.policy.ahead.mean == unlearned
+
+
+@pytest.mark.parametrize(
+    ("verifier", "options", "follows"),
+    [
+        ("auto", {}, True),
+        ("auto", {"seed": 3}, True),  # greedy
+        ("auto", {"temperature": 0.7}, True),
+        ("auto", {"temperature": 0.7, "seed": 3}, False),
+        ("match", {"temperature": 0.7, "seed": 3}, True),
+    ],
+)
+def test_a_seeds_sample_depends_on_no_earlier_request(
+    target: BlockTarget, verifier: str, options: dict[str, float], follows: bool
+) -> None:
+    llm = LLM(target, LayerSkip(target), POLICIES.parse("pace"), verifier)
+    set_costs(llm.engine.drafter, Costs({0: 1.0, 8: 1.01}))
+    [first] = llm.requests([[5, 6, 7]], max_new_tokens=12)
+    [second] = llm.requests([[5, 6, 7]], max_new_tokens=12, **options)
+    list(llm.engine.run([first]))
+    second.policy.more(0)
+    assert (second.policy.ahead.mean == first.policy.ahead.mean) == follows

@@ -28,13 +28,14 @@ Policy = TypeVar("Policy", bound=StoppingPolicy)
 _before: WeakKeyDictionary[Drafter, dict[type, StoppingPolicy]] = WeakKeyDictionary()
 
 
-def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True) -> Policy:
+def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True, anew: bool = False) -> Policy:
     """A policy that has been told where it runs; whatever decodes with one gets it from here.
 
     What passes and rounds cost is measured if drafter or policy ask for it and nobody has in this process.
 
     Args:
         hidden: whether hidden states can be shown: False where there is no target to run.
+        anew: begin without what earlier requests have taught.
 
     Raises:
         OptionError, CheckpointMismatch: the policy cannot run there.
@@ -43,7 +44,7 @@ def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True) -> Policy:
         costs_of(drafter.target)
     setting = setting_of(drafter, hidden=hidden)
     if policy.reads_costs:
-        before = _before.setdefault(drafter, {})
+        before = {} if anew else _before.setdefault(drafter, {})
         setting = replace(setting, cost=round_cost(drafter), pass_cost=pass_cost(drafter), before=before)
     policy.check(setting)
     return policy
