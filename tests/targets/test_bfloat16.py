@@ -38,6 +38,14 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def without_tiles() -> Iterator[None]:
+    before = build.instruction_set()
+    build.choose([name for name in build.runnable() if name != build.TILES][-1])
+    yield
+    build.choose(before)
+
+
 @pytest.fixture(scope="module", params=["llama", "one key/value head", "biases, tied", "qwen3"])
 def target(request: pytest.FixtureRequest) -> NativeTarget:
     return NativeTarget(make(request.param).bfloat16())
@@ -62,6 +70,18 @@ def dot_products(x: Tensor, weight: Tensor) -> Tensor:
     return torch.from_numpy(sums)
 
 
+def products_in_tiles(x: Tensor, weight: Tensor) -> Tensor:
+    """The definition of tdpbf16ps, likewise: of 16 pairs the first products are a chain, the second ones another."""
+    left, right = x.bfloat16().float().numpy(), weight.float().numpy()
+    sums = np.zeros((len(left), len(right)), np.float32)
+    for first in range(0, left.shape[1], 32):
+        chains = [np.zeros_like(sums), np.zeros_like(sums)]
+        for k in range(first, min(first + 32, left.shape[1])):
+            chains[k % 2] += np.multiply.outer(left[:, k], right[:, k])
+        sums += chains[0] + chains[1]
+    return torch.from_numpy(sums)
+
+
 @pytest.mark.parametrize(("outputs", "inputs"), [(150, 320), (75, 31), (5, 8), (33, 70)])
 def test_products_of_every_width(outputs: int, inputs: int) -> None:
     """By any instruction set: those of the definition, and of float32 arithmetic on rounded inputs."""
@@ -72,11 +92,12 @@ def test_products_of_every_width(outputs: int, inputs: int) -> None:
     assert torch.equal(plain.head(x.bfloat16().float(), normed=True), want)
 
     def run() -> Tensor:
+        defined = products_in_tiles(x, weight) if build.instruction_set() == build.TILES else want
         results = [rounding.head(x[:tokens], normed=True) for tokens in (*range(1, 50), 97, 200)]
-        assert all(torch.equal(result, want[: len(result)]) for result in results)
+        assert all(torch.equal(result, defined[: len(result)]) for result in results)
         return torch.cat(results)
 
-    on_each_set(run)
+    on_each_set(run, own=[build.TILES])
 
 
 def test_inputs_are_rounded_to_nearest_even() -> None:
@@ -124,7 +145,7 @@ def test_a_row_of_a_batch_is_alone_on_each_set(target: NativeTarget) -> None:
             assert torch.equal(logits[row], chunked(target, torch.cat([context, ids[row]]), 1)[-5:])
         return logits
 
-    on_each_set(run)
+    on_each_set(run, own=[build.TILES])
 
 
 def test_is_nearer_to_float32_than_hugging_face() -> None:
@@ -136,7 +157,7 @@ def test_is_nearer_to_float32_than_hugging_face() -> None:
     assert 1e-4 < error < 0.5 * (theirs - want).norm() / want.norm() < 0.02
 
 
-def test_weights_are_bfloat16_however_they_are_stored() -> None:
+def test_weights_are_bfloat16_however_they_are_stored(without_tiles: None) -> None:
     ids, target = random_ids(20), NativeTarget(make("llama").bfloat16())
     floats = NativeTarget(make("llama").bfloat16(), storage="fp32")
     assert (kinds(target), kinds(floats)) == ({Kind.BF16}, {Kind.F32})

@@ -5,7 +5,7 @@
 // and it adds first the upper, then the lower product, each rounded to nearest even. So the first input of a pair
 // stands above the second, here and in StoreBF16, and the result has the bits of two multiply-adds, but for numbers
 // below 2^-126, which vdpbf16ps takes for zero. Other instruction sets, and matrices stored otherwise, go through
-// gemm.cpp.
+// gemm.cpp; AMX has an order of its own (amx.cpp).
 //
 // Blocking. Tiles of tokens x panels as in gemm.cpp. Nothing is to be unpacked, so a tile goes over all inputs at once:
 // a panel's weights and a tile's inputs stay in the L2 cache, which keeps up with the products.
@@ -14,6 +14,7 @@
 #include <array>
 #include <utility>
 
+#include "amx.h"
 #include "int8.h"
 #include "kernels.h"
 #include "tiles.h"
@@ -108,11 +109,13 @@ void round_inputs(Team& team, const Matrix& w, float* x, int ldx, int tokens) {
     });
 }
 
-int dot_panels(int tokens) { return panels_of(tokens); }
+int dot_panels(int tokens) { return use_tiles.load(std::memory_order_relaxed) ? tile_panels(tokens) : panels_of(tokens); }
 
 void dot_products(const uint8_t* weights, int panels, const float* x, int ldx, int tokens, int pairs, float* acc,
                   const uint8_t* next) {
 #if defined(__AVX512BF16__)
+    if (use_tiles.load(std::memory_order_relaxed))
+        return tile_products(weights, panels, x, ldx, tokens, pairs, acc, next);
     const size_t panel_bytes = (size_t)pairs * PANEL * 4;
     const Cut cut(tokens, PAIR_TOKENS);
     for (int tile = 0; tile < cut.count; tile++) {

@@ -1,4 +1,4 @@
-// Matrix products of bfloat16 by AVX-512's dot products: the part of a product that gemm.cpp gives a job.
+// Matrix products of bfloat16 by AVX-512's dot products, or in AMX's tiles: what gemm.cpp gives a job.
 #pragma once
 
 #include "native.h"
@@ -8,7 +8,7 @@ namespace paceline::PACELINE_ISA {
 // Whether inputs become pairs of bfloat16 (see bfloat16.cpp) instead of rounded floats.
 inline bool in_pairs([[maybe_unused]] const Matrix& w) {
 #if defined(__AVX512BF16__)
-    return w.input_kind == BF16 && w.kind == BF16 && has_bfloat16_dots;
+    return w.input_kind == BF16 && w.kind == BF16 && (has_bfloat16_dots || use_tiles.load(std::memory_order_relaxed));
 #else
     return false;
 #endif

@@ -37,6 +37,7 @@ _ELF = struct.Struct("40x Q 10x H H 2x")  # of a header: where the table of sect
 #: Environment variable: an instruction set to run on instead of the fastest; "all": a library that is compiled here has
 #: code for each, as a wheel's has.
 FORCED = "PACELINE_ISA"
+TILES = "amx"  #: AVX-512's code with AMX's products of bfloat16
 
 
 @functools.cache
@@ -134,8 +135,8 @@ def instruction_set() -> str:
 
 
 def choose(name: str) -> None:
-    """Run all passes of this process on one of `instruction_sets()`, for tests and measurements: results
-    are the same on each.
+    """Run all passes of this process on one that is `runnable`, for tests and measurements. Results are the same on
+    each, but for bfloat16's on `TILES`.
 
     Raises:
         OptionError: the library or the machine has none of this name.
@@ -156,7 +157,7 @@ def _choose(loaded: ctypes.CDLL, name: str) -> None:
 
 
 def _runnable(loaded: ctypes.CDLL) -> list[str]:
-    return [name for name in instruction_sets() if loaded.paceline_has_isa(name.encode())]
+    return [name for name in (*instruction_sets(), TILES) if loaded.paceline_has_isa(name.encode())]
 
 
 def _key(compiler: str, sets: Sequence[str]) -> str:

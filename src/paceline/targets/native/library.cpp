@@ -1,9 +1,15 @@
 // What Python calls (ctypes), and the choice of an instruction set. Compiled for any machine of the architecture.
 //
 // PACELINE_ISAS lists the instruction sets that the library was compiled for, the slowest first: ISA(name) ISA(name)...
+#include "span.h"
+
 #include <omp.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(PACELINE_TILES)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include <algorithm>
@@ -12,8 +18,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <vector>
-
-#include "span.h"
 
 namespace paceline {
 
@@ -64,7 +68,25 @@ bool byte_dots_run_here() {
 #endif
 }
 
+// AVX-512's code with AMX's products of bfloat16 (amx.cpp).
+constexpr char TILES[] = "amx";
+
+// Linux lets a process use tiles that asks for it.
+bool tiles_run_here() {
+#if defined(PACELINE_TILES)
+    constexpr unsigned BFLOAT16 = 1 << 22, TILE = 1 << 24;  // of what cpuid says in edx
+    constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    unsigned a, b, c, features = 0;
+    __get_cpuid_count(7, 0, &a, &b, &c, &features);
+    return runs_here("avx512") && __builtin_cpu_supports("avx512bf16") && features & BFLOAT16 && features & TILE &&
+           !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+#else
+    return false;
+#endif
+}
+
 const Isa* find(const char* name) {
+    if (!std::strcmp(name, TILES)) return tiles_run_here() ? find("avx512") : nullptr;
     for (const Isa& isa : ISAS)
         if (!std::strcmp(isa.name, name) && runs_here(name)) return &isa;
     return nullptr;
@@ -114,6 +136,7 @@ double seconds(int threads, Run run) {  // for all of them together
 }  // namespace
 
 const bool has_bfloat16_dots = bfloat16_dots_run_here(), has_byte_dots = byte_dots_run_here();
+std::atomic<bool> use_tiles = find(TILES) != nullptr;
 
 }  // namespace paceline
 
@@ -128,11 +151,11 @@ bool paceline_has_isa(const char* name) { return find(name) != nullptr; }
 // From now on all passes run on it. False: there is none of this name.
 bool paceline_choose_isa(const char* name) {
     const Isa* found = find(name);
-    if (found) chosen = found;
+    if (found) chosen = found, use_tiles = !std::strcmp(name, TILES);
     return found != nullptr;
 }
 
-const char* paceline_chosen_isa() { return chosen.load()->name; }
+const char* paceline_chosen_isa() { return use_tiles ? TILES : chosen.load()->name; }
 
 size_t paceline_packed_bytes(const Matrix* w) { return kernels().packed_bytes(*w); }
 

@@ -2,16 +2,21 @@
 // copy of the kernels offers.
 //
 // Every floating-point result is one fixed sequence of operations, whatever the number of tokens and threads and
-// whatever the instruction set: that is what makes speculative decoding bit-for-bit plain decoding. Contraction is
-// off; `fma` (vectors.h) and bfloat16.cpp's products are the only fused operations. Sums of whole numbers (int8.cpp)
+// whatever the instruction set (but for amx.cpp's): that is what makes speculative decoding bit-for-bit plain decoding.
+// Contraction is off; `fma` (vectors.h) and products of bfloat16 are the only fused operations. Sums of whole numbers (int8.cpp)
 // are exact in any order.
 //
 // All sources but library.cpp, span.cpp, ngrams.cpp and search.cpp are compiled once for each instruction set, with PACELINE_ISA
 // as the namespace of what they define; library.cpp chooses among them when the library is loaded.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+
+#if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#define PACELINE_TILES 1  // the assembler knows AMX, and how to ask the system for it is known
+#endif
 
 namespace paceline {
 
@@ -150,6 +155,7 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
 
 extern const bool has_bfloat16_dots;  // the processor has AVX-512's products of bfloat16, two to a lane, and fast ones
 extern const bool has_byte_dots;      // and its products of bytes, four to a lane
+extern std::atomic<bool> use_tiles;   // passes use AMX's products of bfloat16; see amx.cpp
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 

@@ -1,4 +1,5 @@
 // What one core can do at best: the loops that the roofline of a pass is measured by.
+#include "amx.h"
 #include "int8_kernel.h"
 #include "kernels.h"
 #include "vectors.h"
@@ -24,10 +25,11 @@ void run_chains(int64_t turns, Step step) {
 
 }  // namespace
 
-// Products and sums: of floats; of bfloat16, two to a lane; of bytes, four to a lane. Of floats as well where the
+// Products and sums: of floats; of bfloat16, two to a lane, or in tiles; of bytes, four to a lane. Of floats as well where the
 // processor has no others. Returns how many operations that were.
 double multiply_add(int64_t turns, [[maybe_unused]] int32_t input_kind) {
     const double floats = 2.0 * turns * CHAINS * WIDE;
+    if (input_kind == BF16 && use_tiles) return tile_multiply_add(turns);
 #if defined(__AVX512BF16__)
     if (input_kind == BF16 && has_bfloat16_dots) {
         const __m512bh half = (__m512bh)_mm512_set1_epi32(0x3f003f00);
