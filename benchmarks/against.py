@@ -34,9 +34,9 @@ WIDEST = 512  # a pass
 class Side:
     """A process that decodes with the sources in a folder."""
 
-    def __init__(self, sources: Path, tier: str, model: str) -> None:
+    def __init__(self, sources: Path, tier: str, model: str, dtype: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", tier, model],
+            [sys.executable, __file__, "--worker", tier, model, dtype],
             env=os.environ | {"PYTHONPATH": str(sources)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -59,12 +59,12 @@ class Side:
         self.process.wait()
 
 
-def work(tier: str, model: str) -> None:
+def work(tier: str, model: str, dtype: str) -> None:
     """One side: a line in, a line out."""
     out, sys.stdout = sys.stdout, sys.stderr
     import paceline
 
-    llm = paceline.load(model, tier=tier, drafter="none")
+    llm = paceline.load(model, tier=tier, drafter="none", dtype=dtype)
     made = {"none": llm}
     for line in sys.stdin:
         asked = json.loads(line)
@@ -106,10 +106,11 @@ caches: dict[int, Any] = {}  # of a side, by context
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, nargs="?", help="the other checkout's src")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--tiers", default=",".join(TIERS))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompts", type=Path, default=HERE / "prompts" / "tuning.jsonl")
     parser.add_argument("--limit", type=int, default=6, help="first prompts only")
     parser.add_argument("--tokens", type=int, default=64)
@@ -137,7 +138,7 @@ def main() -> None:
     worse: list[str] = []
     ratios: dict[str, dict[str, float]] = {}
     for tier in args.tiers.split(","):
-        sides = [Side(sources, tier, args.model) for sources in (HERE.parent / "src", args.other.absolute())]
+        sides = both_sides(args, tier)
         for method in args.methods.split(","):
             ratio, fault = compare(sides, tier, method, prompts, args)
             ratios.setdefault(tier, {})[method] = ratio
@@ -154,10 +155,14 @@ def main() -> None:
         print("nothing is slower by more than the noise, and all ids are equal")
 
 
+def both_sides(args: argparse.Namespace, tier: str) -> list[Side]:
+    return [Side(sources, tier, args.model, args.dtype) for sources in (HERE.parent / "src", args.other.absolute())]
+
+
 def compare_passes(args: argparse.Namespace) -> None:
     """A table for each tier and context: milliseconds of both sides, minimum and median."""
     for tier in args.tiers.split(","):
-        sides = [Side(sources, tier, args.model) for sources in (HERE.parent / "src", args.other.absolute())]
+        sides = both_sides(args, tier)
         for context in map(int, args.contexts.split(",")):
             print(f"\n{tier}, {context} tokens of context: this checkout and the other, ms\n")
             print("| width | least | median | least, other | median, other | least / other's | bits |")

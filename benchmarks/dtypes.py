@@ -1,10 +1,11 @@
 """What another type of the native tier's products gains and changes: passes in turns, and the next tokens of a text.
 
     python benchmarks/dtypes.py --suite benchmarks/prompts/tuning.jsonl [--dtypes int8,bfloat16] [--out FILE.json]
+    python benchmarks/dtypes.py --suite benchmarks/prompts/tuning.jsonl --dtypes bfloat16@avx512,bfloat16@amx
 
 The text is the suite's prompts with what float32 answers to them. Each type reads it in one pass a prompt: how often
 its likeliest next token is float32's, in the answers and in the prompts, and what the prompts' tokens cost it in nats.
-Passes are the lower quartile of some repeats, by width, after 256 tokens.
+Passes are the lower quartile of some repeats, by width, after 256 tokens. A type may name its instruction set.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,6 +22,7 @@ import paceline
 from paceline.bench.machine import machine
 from paceline.bench.suites import load_suite
 from paceline.profiling.timing import compare_passes
+from paceline.targets.native import build
 from paceline.targets.span import Span
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def main() -> None:
     parser.add_argument("--suite", required=True, help="as for `paceline bench`")
     parser.add_argument("--limit", type=int, help="prompts of each task")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtypes", default="int8,bfloat16")
+    parser.add_argument("--dtypes", default="int8,bfloat16", help="beside float32: types, or TYPE@SET")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--out", type=Path)
@@ -53,18 +55,30 @@ def main() -> None:
     heads = [llm.encode(prompt) for prompt in prompts]
     texts = [Text([*head, *answer.tokens], len(head)) for head, answer in zip(heads, answers, strict=True)]
     dtypes = ["float32", *options.dtypes.split(",")]
-    targets = [llm.target] + [
-        paceline.load(options.model, dtype=dtype, drafter="none", tier="native").target for dtype in dtypes[1:]
-    ]
+    targets = [load(options.model, dtype) for dtype in dtypes]
     timed = compare_passes(targets, WIDTHS, 256, options.repeats)
     rows = {}
     for dtype, target, passes in zip(dtypes, targets, timed, strict=True):
         low = {width: 1000 * timing.low for width, timing in passes.timings.items()}
-        rows[dtype] = {"milliseconds": low, **likeness(llm.target, target, texts)}
+        rows[dtype] = {"milliseconds": low, **likeness(targets[0], target, texts)}
     print(table(rows))
     if options.out:
         about = {"model": options.model, "machine": machine(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
         options.out.write_text(json.dumps({**about, "threads": torch.get_num_threads(), "rows": rows}, indent=1) + "\n")
+
+
+def load(model: str, dtype: str) -> Target:
+    """The native tier in a type, all of whose passes run on the instruction set that the type names, or the fastest."""
+    dtype, _, name = dtype.partition("@")
+    target = paceline.load(model, dtype=dtype, drafter="none", tier="native").target
+    forward, name = target.forward, name or build.runnable()[-1]
+
+    def on_its_set(*arguments: Any, **options: Any) -> Any:
+        build.choose(name)
+        return forward(*arguments, **options)
+
+    target.forward = on_its_set  # type: ignore[method-assign]
+    return target
 
 
 @torch.inference_mode()

@@ -97,16 +97,18 @@ constexpr Column several = []<size_t... I>(std::index_sequence<I...>) {
 
 }  // namespace
 
-void round_inputs(Team& team, const Matrix& w, float* x, int ldx, int tokens) {
-    if (w.input_kind == F32) return;
+void round_row(const Matrix& w, float* x) {
     const int count = round_up(w.inputs, BLOCK);
-    team.each(tokens, 4, [&](int t, int) {
-        if (in_bytes(w)) return round_row_to_bytes(x + (size_t)t * ldx, count);
+    if (w.input_kind == F32) return;
+    if (in_bytes(w)) return round_row_to_bytes(x, count);
 #if defined(__AVX512BF16__)
-        if (in_pairs(w)) return pair_row(x + (size_t)t * ldx, count);
+    if (in_pairs(w)) return pair_row(x, count);
 #endif
-        round_row(x + (size_t)t * ldx, count);
-    });
+    round_row(x, count);
+}
+
+void round_inputs(Team& team, const Matrix& w, float* x, int ldx, int tokens) {
+    if (w.input_kind != F32) team.each(tokens, 1, [&](int t, int) { round_row(w, x + (size_t)t * ldx); });
 }
 
 int dot_panels(int tokens) { return use_tiles.load(std::memory_order_relaxed) ? tile_panels(tokens) : panels_of(tokens); }

@@ -39,23 +39,29 @@ void place(Rounded& to, int half, Bytes numbers) {
     std::memcpy(to.by[2] + at, &by_four, sizeof numbers);
 }
 
+// What `both` makes of all lanes, two by two; in each lane.
+template <class V, class Both>
+inline V fold(V v, Both both) {
+    v = both(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = both(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    v = both(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    return both(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+}
+
 // To nearest even: what is added to a float moves its whole part to the lowest bits.
 void round_block(float* x) {
     constexpr float to_whole = 12582912.0f;  // 1.5 * 2^23
+    const auto larger = [](Floats a, Floats b) { return a > b ? a : b; };
+    const auto size = [](Floats v) { return (Floats)((Lanes<BLOCK / 2>::u)v & 0x7fffffffu); };
     const Floats parts[] = {load<Floats>(x), load<Floats>(x + BLOCK / 2)};
-    const Floats sizes[] = {parts[0] < 0.0f ? -parts[0] : parts[0], parts[1] < 0.0f ? -parts[1] : parts[1]};
-    const Floats larger = sizes[0] > sizes[1] ? sizes[0] : sizes[1];
-    float most = 0;
-    for (int i = 0; i < BLOCK / 2; i++) most = std::max(most, larger[i]);
+    const float most = fold(larger(size(parts[0]), size(parts[1])), larger)[0];
     const float inverse = most > 0 ? 127.0f / most : 0.0f;
     Rounded made;
     made.scale = most / 127.0f;
     for (int half = 0; half < 2; half++) {
         const auto whole = (Lanes<BLOCK / 2>::i)(parts[half] * inverse + to_whole) - 0x4b400000;  // its bits
         place(made, half, __builtin_convertvector(whole, Bytes));
-        int sum = 0;
-        for (int i = 0; i < BLOCK / 2; i++) sum += whole[i];
-        made.sums[half] = sum;
+        made.sums[half] = fold(whole, [](auto a, auto b) { return a + b; })[0];
     }
     made.sums[2] = made.sums[0] + made.sums[1];
     std::memcpy((void*)x, &made, offsetof(Rounded, unused));

@@ -11,13 +11,16 @@ enum Epilogue { STORE, ADD, SWIGLU };
 // Called by all threads of a team alike: gemm.cpp; `then` is the matrix that will be needed next, or null,
 void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue,
           const Matrix* then = nullptr);
-// In place, where w.input_kind asks for it: before gemm, once for all that reads these inputs.
+// In place, where w.input_kind asks for it: before gemm, once for all that reads these inputs. Of one token, of all.
+void round_row(const Matrix& w, float* x);
 void round_inputs(Team& team, const Matrix& w, float* x, int ldx, int tokens);
 // attention.cpp,
 void attention(Team& team, const Model& model, const Pass& pass, int layer, const float* q, int ldq, float* out,
                int ldo, float* parts);
-// rows.cpp: y = norm(x) for every row; hidden += scale * norm(x), which overwrites x;
-void norm_rows(Team& team, const Norm& norm, const float* x, int ldx, int tokens, int size, float* y, int ldy);
+// rows.cpp: y = norm(x) for every row, as inputs of `reader`, if there is one; hidden += scale * norm(x), which
+// overwrites x;
+void norm_rows(Team& team, const Norm& norm, const float* x, int ldx, int tokens, int size, float* y, int ldy,
+               const Matrix* reader = nullptr);
 void add_rows(Team& team, const Norm& norm, float scale, float* x, int ldx, int tokens, int size, float* hidden);
 // the MLP's activation, of `wide` rows as the first matrix stores them;
 void activate_rows(Team& team, const Model& model, const float* wide, int ldw, int tokens, int inner, float* y, int ldy);

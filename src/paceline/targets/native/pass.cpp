@@ -69,9 +69,8 @@ class LayerPass {
 
   private:
     void attend(const float* beside) const {
-        norm_rows(team_, layer_.attention_norm, hidden_, m_.hidden, p_.tokens, m_.hidden, b_.x, b_.ldx);
         if (beside) norm_rows(team_, Norm(), beside, m_.hidden, p_.tokens, m_.hidden, b_.x + m_.hidden, b_.ldx);
-        round_inputs(team_, layer_.qkv, b_.x, b_.ldx, p_.tokens);
+        norm_rows(team_, layer_.attention_norm, hidden_, m_.hidden, p_.tokens, m_.hidden, b_.x, b_.ldx, &layer_.qkv);
         gemm(team_, layer_.qkv, b_.x, b_.ldx, p_.tokens, b_.qkv, b_.ldq, STORE, &layer_.out);
         place_heads(team_, m_, layer_, p_, index_, b_.qkv, b_.ldq);
         attention(team_, m_, p_, index_, b_.qkv, b_.ldq, b_.attended, b_.lda, b_.parts);
@@ -79,8 +78,8 @@ class LayerPass {
     }
 
     void enter_mlp() const {
-        norm_rows(team_, layer_.mlp_norm, hidden_, m_.hidden, p_.tokens, m_.hidden, b_.x, b_.ldx);
-        round_inputs(team_, layer_.experts.gate_up ? layer_.experts.router : layer_.gate_up, b_.x, b_.ldx, p_.tokens);
+        const Matrix& reader = layer_.experts.gate_up ? layer_.experts.router : layer_.gate_up;
+        norm_rows(team_, layer_.mlp_norm, hidden_, m_.hidden, p_.tokens, m_.hidden, b_.x, b_.ldx, &reader);
         if (!layer_.gate_up.outputs) return;
         if (swiglu(m_)) {
             gemm(team_, layer_.gate_up, b_.x, b_.ldx, p_.tokens, b_.inner, b_.ldi, SWIGLU, &layer_.down);
@@ -145,8 +144,7 @@ void enter(Team& team, const Model& m, const Pass& p, const Buffers& b) {
 }
 
 void logits_of(Team& team, const Model& m, const float* hidden, int tokens, float* x, int ldx, float* logits) {
-    norm_rows(team, m.norm, hidden, m.hidden, tokens, m.hidden, x, ldx);
-    round_inputs(team, m.head, x, ldx, tokens);
+    norm_rows(team, m.norm, hidden, m.hidden, tokens, m.hidden, x, ldx, &m.head);
     gemm(team, m.head, x, ldx, tokens, logits, m.head.outputs, STORE);
     if (m.logit_scale != 1.0f || m.logit_cap)
         adjust_rows(team, m.logit_scale, m.logit_cap, tokens, m.head.outputs, logits);

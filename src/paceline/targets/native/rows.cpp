@@ -76,13 +76,16 @@ float largest(const float* x, int count) {
 
 }  // namespace
 
-void norm_rows(Team& team, const Norm& norm, const float* x, int ldx, int tokens, int size, float* y, int ldy) {
-    team.each(tokens, 4, [&](int t, int) {
+void norm_rows(Team& team, const Norm& norm, const float* x, int ldx, int tokens, int size, float* y, int ldy,
+               const Matrix* reader) {
+    team.each(tokens, 1, [&](int t, int) {
         const float* from = x + (size_t)t * ldx;
+        float* to = y + (size_t)t * ldy;
         if (norm.weight)
-            apply(norm, from, size, y + (size_t)t * ldy);
+            apply(norm, from, size, to);
         else
-            std::memcpy(y + (size_t)t * ldy, from, sizeof(float) * size);
+            std::memcpy(to, from, sizeof(float) * size);
+        if (reader) round_row(*reader, to);
     });
 }
 
