@@ -36,13 +36,13 @@ def main() -> None:
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
     passages = [json.loads(line)["text"] for line in arguments.corpus.read_text().splitlines()]
-    llm = paceline.load(arguments.model)
+    llm = paceline.load(arguments.model, drafter="none")
 
     def answers(form: str, texts: list[str]) -> Iterator[str]:
         """The model's answer to each text, its first line."""
         for at in range(0, len(texts), arguments.batch):
             prompts = [form.format(text) for text in texts[at : at + arguments.batch]]
-            for result in llm.generate(prompts, chat=True, max_new_tokens=64, drafter="none"):
+            for result in llm.generate(prompts, chat=True, max_new_tokens=64):
                 yield result.text.strip().split("\n")[0]
 
     def pieces(length: int) -> list[str]:

@@ -160,6 +160,10 @@ def load_target(
         floats = load_target(name, device=device, tier="native", exact=exact, **options)
         require(floats.tier == "native", "int8 is computed by the native tier, which cannot be built here")
         return cast("NativeTarget", floats).in_int8()
+    if dtype in ("bfloat16", torch.bfloat16) and _in_tiles(_source_of_packed(name, None, device, tier, exact, options)):
+        floats = load_target(name, device=device, tier=tier, exact=exact, **options)
+        if floats.tier == "native" and cast("NativeTarget", floats).in_bfloat16().compute_dtype == torch.bfloat16:
+            return floats
     source = _source_of_packed(name, dtype, device, tier, exact, options)
     if source and (started := _start_packed(source.location, tier)):
         return started
@@ -195,6 +199,15 @@ def _source_of_packed(
     from paceline.targets import native
 
     return resolve_local(name, weights=not native.possible())
+
+
+def _in_tiles(source: ModelSource | None) -> bool:
+    """Whether a model's blocks, as its file has them, are multiplied in bfloat16 by AMX."""
+    if source is None or source.gguf is None:
+        return False
+    from paceline.targets.native import build
+
+    return build.available() and build.instruction_set() == build.TILES
 
 
 def _start_packed(folder: str, tier: str) -> Target | None:

@@ -12,63 +12,15 @@
 // which loads as much as it multiplies. All inputs at once, as in bfloat16.cpp.
 #include "amx.h"
 
-#include <cstddef>
-
+#include "amx_tiles.h"
 #include "tiles.h"
 
 namespace paceline::PACELINE_ISA {
 
 int tile_panels(int tokens) { return tokens <= PANEL ? 4 : 2; }
 
-#if defined(PACELINE_TILES) && defined(__AVX512BF16__)
+#if defined(PACELINE_HAS_TILES)
 namespace {
-
-constexpr int ROWS = 16, LINE = 64;  // of a tile: rows, and bytes of each
-constexpr int LEFT = 4, RIGHT = 6;   // tiles 0 to 3 are sums, 4 and 5 tokens, 6 and 7 weights
-
-// What a thread's tiles are like; released when the job is done, so that nobody has to keep them.
-class Tiles {
-  public:
-    // The tokens of two tiles, of which the second may be unused.
-    void shape(int upper, int lower) {
-        if (upper == upper_ && lower == lower_) return;
-        upper_ = upper, lower_ = lower;
-        Shape shape{.palette = 1};
-        for (int tile = 0; tile < 8; tile++) shape.bytes[tile] = LINE, shape.rows[tile] = ROWS;
-        for (int tile : {0, 1, LEFT}) shape.rows[tile] = upper;
-        for (int tile : {2, 3, LEFT + 1}) shape.rows[tile] = lower ? lower : upper;
-        asm volatile("ldtilecfg %0" ::"m"(shape));
-    }
-    ~Tiles() { asm volatile("tilerelease"); }
-
-  private:
-    struct alignas(64) Shape {
-        uint8_t palette, start = 0, unused[14] = {};
-        uint16_t bytes[16] = {};
-        uint8_t rows[16] = {};
-    };
-    int upper_ = 0, lower_ = 0;
-};
-
-template <int TILE>
-inline void zero() {
-    asm volatile("tilezero %%tmm%c0" ::"i"(TILE));
-}
-
-template <int TILE>
-inline void load(const void* from, size_t stride) {
-    asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(TILE), "r"(from), "r"(stride) : "memory");
-}
-
-template <int TILE>
-inline void store(void* to, size_t stride) {
-    asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(TILE), "r"(to), "r"(stride) : "memory");
-}
-
-template <int SUM, int TOKENS, int WEIGHTS>
-inline void multiply() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(TOKENS), "i"(WEIGHTS));
-}
 
 struct Panels {
     const uint8_t* weights;
@@ -84,33 +36,33 @@ void prefetch_tile(const uint8_t* next) {
 // One tile of tokens by `count` panels, at most four.
 void flat(const Panels& w, int count, const float* x, size_t ldx, int pairs, float* acc, size_t stride,
           const uint8_t* next) {
-    zero<0>(), zero<1>(), zero<2>(), zero<3>();
+    zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
     for (int k = 0; k < pairs; k += ROWS) {
-        load<LEFT>(x + k, ldx);
+        load_tile<LEFT>(x + k, ldx);
         for (int panel = 0; next && panel < count; panel++) prefetch_tile(w.at(next, panel, k));
-        load<RIGHT>(w.at(0, k), LINE), multiply<0, LEFT, RIGHT>();
-        if (count > 1) load<RIGHT + 1>(w.at(1, k), LINE), multiply<1, LEFT, RIGHT + 1>();
-        if (count > 2) load<RIGHT>(w.at(2, k), LINE), multiply<2, LEFT, RIGHT>();
-        if (count > 3) load<RIGHT + 1>(w.at(3, k), LINE), multiply<3, LEFT, RIGHT + 1>();
+        load_tile<RIGHT>(w.at(0, k), LINE), multiply<0, LEFT, RIGHT>();
+        if (count > 1) load_tile<RIGHT + 1>(w.at(1, k), LINE), multiply<1, LEFT, RIGHT + 1>();
+        if (count > 2) load_tile<RIGHT>(w.at(2, k), LINE), multiply<2, LEFT, RIGHT>();
+        if (count > 3) load_tile<RIGHT + 1>(w.at(3, k), LINE), multiply<3, LEFT, RIGHT + 1>();
     }
-    store<0>(acc, stride);
-    if (count > 1) store<1>(acc + PANEL, stride);
-    if (count > 2) store<2>(acc + 2 * PANEL, stride);
-    if (count > 3) store<3>(acc + 3 * PANEL, stride);
+    store_tile<0>(acc, stride);
+    if (count > 1) store_tile<1>(acc + PANEL, stride);
+    if (count > 2) store_tile<2>(acc + 2 * PANEL, stride);
+    if (count > 3) store_tile<3>(acc + 3 * PANEL, stride);
 }
 
 // Two tiles of tokens by two panels.
 void square(const Panels& w, const float* x, const float* below, size_t ldx, int pairs, float* acc, float* acc_below,
             size_t stride, const uint8_t* next) {
-    zero<0>(), zero<1>(), zero<2>(), zero<3>();
+    zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
     for (int k = 0; k < pairs; k += ROWS) {
         if (next) prefetch_tile(w.at(next, 0, k)), prefetch_tile(w.at(next, 1, k));
-        load<RIGHT>(w.at(0, k), LINE), load<LEFT>(x + k, ldx), multiply<0, LEFT, RIGHT>();
-        load<LEFT + 1>(below + k, ldx), multiply<2, LEFT + 1, RIGHT>();
-        load<RIGHT + 1>(w.at(1, k), LINE), multiply<1, LEFT, RIGHT + 1>(), multiply<3, LEFT + 1, RIGHT + 1>();
+        load_tile<RIGHT>(w.at(0, k), LINE), load_tile<LEFT>(x + k, ldx), multiply<0, LEFT, RIGHT>();
+        load_tile<LEFT + 1>(below + k, ldx), multiply<2, LEFT + 1, RIGHT>();
+        load_tile<RIGHT + 1>(w.at(1, k), LINE), multiply<1, LEFT, RIGHT + 1>(), multiply<3, LEFT + 1, RIGHT + 1>();
     }
-    store<0>(acc, stride), store<1>(acc + PANEL, stride);
-    store<2>(acc_below, stride), store<3>(acc_below + PANEL, stride);
+    store_tile<0>(acc, stride), store_tile<1>(acc + PANEL, stride);
+    store_tile<2>(acc_below, stride), store_tile<3>(acc_below + PANEL, stride);
 }
 
 }  // namespace
@@ -138,7 +90,7 @@ void tile_products(const uint8_t* weights, int panels, const float* x, int ldx, 
 double tile_multiply_add(int64_t turns) {
     Tiles tiles;
     tiles.shape(ROWS, ROWS);
-    zero<0>(), zero<1>(), zero<2>(), zero<3>(), zero<LEFT>(), zero<RIGHT>();
+    zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>(), zero_tile<LEFT>(), zero_tile<RIGHT>();
     for (int64_t turn = 0; turn < turns; turn++)
         multiply<0, LEFT, RIGHT>(), multiply<1, LEFT, RIGHT>(), multiply<2, LEFT, RIGHT>(), multiply<3, LEFT, RIGHT>();
     return 2.0 * turns * 4 * ROWS * PANEL * 2 * ROWS;

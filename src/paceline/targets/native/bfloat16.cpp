@@ -101,6 +101,7 @@ void round_row(const Matrix& w, float* x) {
     const int count = round_up(w.inputs, BLOCK);
     if (w.input_kind == F32) return;
     if (in_bytes(w)) return round_row_to_bytes(x, count);
+    if (in_tiles(w)) return pair_row_for_blocks(x, count);
 #if defined(__AVX512BF16__)
     if (in_pairs(w)) return pair_row(x, count);
 #endif

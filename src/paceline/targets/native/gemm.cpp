@@ -13,6 +13,7 @@
 #include <array>
 
 #include "activations.h"
+#include "amx.h"
 #include "bfloat16.h"
 #include "int8.h"
 #include "kernel.h"
@@ -64,8 +65,10 @@ class Product {
     Product() = default;
     Product(const Matrix& w, const float* x, int ldx, int tokens)
         : format_(&format(w.kind)), x_(x), panel_bytes_(panel_bytes(w)), ldx_(ldx), inputs_(round_up(w.inputs, BLOCK)),
-          fused_(tokens <= TILING.fused), pairs_(in_pairs(w)), bytes_(in_bytes(w)), kind_(w.kind) {
+          fused_(tokens <= TILING.fused), pairs_(in_pairs(w)), bytes_(in_bytes(w)),
+          tiles_(in_tiles(w)), kind_(w.kind) {
         together = bytes_   ? byte_panels(Cut(tokens, SLAB).largest())
+                   : tiles_ ? tile_block_panels(Cut(tokens, SLAB).largest())
                    : pairs_ ? dot_panels(Cut(tokens, SLAB).largest())
                    : fused_ ? TILING.panels[Cut(tokens, TILING.largest()).largest()]
                             : TILING.together;
@@ -78,6 +81,9 @@ class Product {
         if (bytes_)
             return byte_products(kind_, job.weights, job.panels, x_ + (size_t)job.first * ldx_, ldx_, job.tokens,
                                  inputs_, acc, job.next);
+        if (tiles_)
+            return tile_block_products(kind_, job.weights, job.panels, x_ + (size_t)job.first * ldx_, ldx_, job.tokens,
+                                       inputs_, acc, job.next);
         if (pairs_)
             return dot_products(job.weights, job.panels, x_ + (size_t)job.first * ldx_, ldx_, job.tokens, inputs_ / 2,
                                 acc, job.next);
@@ -141,6 +147,7 @@ class Product {
     size_t panel_bytes_;
     int ldx_, inputs_;
     bool fused_, pairs_, bytes_;  // pairs: of bfloat16, which are not unpacked at all; bytes: inputs are
+    bool tiles_;                  // inputs are of bfloat16, weights are in blocks
     int32_t kind_;
 };
 

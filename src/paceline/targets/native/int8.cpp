@@ -39,15 +39,6 @@ void place(Rounded& to, int half, Bytes numbers) {
     std::memcpy(to.by[2] + at, &by_four, sizeof numbers);
 }
 
-// What `both` makes of all lanes, two by two; in each lane.
-template <class V, class Both>
-inline V fold(V v, Both both) {
-    v = both(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-    v = both(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-    v = both(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-    return both(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-}
-
 // To nearest even: what is added to a float moves its whole part to the lowest bits.
 void round_block(float* x) {
     constexpr float to_whole = 12582912.0f;  // 1.5 * 2^23

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.targets.native.build import library
 from paceline.targets.native.structures import CCall, CEntry, CNorm, CSpan, c_matrix, c_norm
-from paceline.targets.native.weights import CMatrix, Packed, pointer
+from paceline.targets.native.weights import CMatrix, Kind, Packed, pointer
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
@@ -199,13 +199,13 @@ class NativeModel:
     def __setstate__(self, state: dict[str, Any]) -> None:
         NativeModel.__init__(self, **state)
 
-    def round_inputs(self) -> bool:
-        """From now on products with weights in blocks round their inputs to blocks of 8 bits; but not in MLPs with
-        experts. False where no matrix is stored so.
+    def round_inputs(self, kind: Kind = Kind.Q8_0) -> bool:
+        """From now on products with weights in blocks round their inputs (see `Packed.round_inputs`); but not in MLPs
+        with experts. False where no matrix is stored so.
         """
         layers, norm, head = self._keep
-        rounded = [matrix.round_inputs() for layer in layers for matrix in layer.dense(beside_experts=False)]
-        rounded.append(head.round_inputs())
+        rounded = [matrix.round_inputs(kind) for layer in layers for matrix in layer.dense(beside_experts=False)]
+        rounded.append(head.round_inputs(kind))
         NativeModel.__init__(self, self.sizes, layers, norm, head)
         return any(rounded)
 

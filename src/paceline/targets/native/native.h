@@ -31,7 +31,7 @@ enum Kind : int32_t { F32, BF16, Q8_0, Q4_0, Q4_1, F16, Q5_0, Q5_1, Q2_K, Q3_K, 
 
 struct Matrix {  // y = W x + bias, packed by `pack_row`
     int32_t kind, outputs, inputs;
-    int32_t input_kind;  // F32; BF16: inputs are rounded to bfloat16 first; Q8_0: to blocks of 8 bits
+    int32_t input_kind;  // F32; inputs are rounded first: to bfloat16 (BF16), to blocks of 8 bits (Q8_0)
     const uint8_t* data;
     const float* bias;   // or null
     const Matrix* next;  // the outputs that follow, of another kind; or null

@@ -20,6 +20,7 @@ from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 from paceline.targets.native.model import Entry
 from paceline.targets.native.packing import pack
+from paceline.targets.native.weights import Kind
 from paceline.targets.parts import ModelParts
 from paceline.targets.rope import RopeTables
 from paceline.targets.sliding import fitting_cache
@@ -36,7 +37,7 @@ MAX_HEAD_DIM = 256  # of attention.cpp
 class NativeTarget(Target):
     """Packs the model's weights and takes them away from it. Computes in float32; for a model in bfloat16 the matrix
     products round their inputs to it, as Hugging Face's do, and only those: sums, norms, attention and the residual
-    stream stay in float32.
+    stream stay in float32. `in_bfloat16` does the same to a model that stays in blocks.
 
     A token's result has the same bits whatever stands beside it in the pass, and with any number of threads: greedy
     speculative decoding is then plain decoding, bit for bit.
@@ -78,9 +79,17 @@ class NativeTarget(Target):
         Raises:
             OptionError: no weights are in blocks.
         """
-        if self.compute_dtype != torch.float32 or not self.native.round_inputs():
+        if self.compute_dtype != torch.float32 or not self.native.round_inputs(Kind.Q8_0):
             raise OptionError(f"int8 is for models with weights in blocks, from a GGUF file: {self.name} has none")
         self.compute_dtype = torch.int8
+        return self
+
+    def in_bfloat16(self) -> NativeTarget:
+        """This target, whose matrix products with weights in blocks round their inputs to bfloat16 from now on, where
+        there are any. The weights stay what they are.
+        """
+        if self.compute_dtype == torch.float32 and self.native.round_inputs(Kind.BF16):
+            self.compute_dtype = torch.bfloat16
         return self
 
     @property

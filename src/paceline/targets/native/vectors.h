@@ -105,6 +105,15 @@ inline V keep(V v) {
     return v;
 }
 
+// What `both` makes of sixteen lanes, two by two; in each lane.
+template <class V, class Both>
+inline V fold(V v, Both both) {
+    v = both(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = both(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    v = both(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    return both(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+}
+
 // The multiply-adds of a matrix product's inner loop, where gcc 12 would otherwise choose badly: sums[i] += *value *
 // weights[i], each in the register that holds its sum. A value that serves several vectors is brought into a register
 // once: as part of each instruction it would take one of the two loads a cycle (Sapphire Rapids reaches 70 % of its

@@ -101,12 +101,14 @@ class Packed:
         """Outputs of another kind come after these; `MAX_PARTS` matrices in all at most."""
         self.next, self.c.next = following, ctypes.addressof(following.c)
 
-    def round_inputs(self) -> bool:
-        """Products round their inputs to blocks of 8 bits from now on, if weights are in blocks in the whole chain."""
+    def round_inputs(self, kind: Kind = Kind.Q8_0) -> bool:
+        """Products round their inputs from now on, if weights are in blocks in the whole chain: to blocks of 8 bits
+        (Q8_0) or to bfloat16.
+        """
         if any(matrix.kind in FLOATS for matrix in self.chain):
             return False
         for matrix in self.chain:
-            matrix.c.input_kind = Kind.Q8_0
+            matrix.c.input_kind = kind
         return True
 
     @property
