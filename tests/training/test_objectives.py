@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn import functional
 
+from paceline.training import objectives
 from paceline.training.data.dataset import IGNORE
 from paceline.training.data.samples import UNKNOWN
 from paceline.training.objectives import soft_cross_entropy, soft_labels, whole_cross_entropy
@@ -44,11 +46,25 @@ def test_whole_is_least_where_the_draft_is_the_target() -> None:
     """Where it is the entropy, and its gradient vanishes; positions count as they weigh."""
     target = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     logits, weights = (target + 2).requires_grad_(), torch.tensor([1.0, 0.5, 0.0])
-    loss = whole_cross_entropy(logits, target.softmax(1), weights)
+    loss = whole_cross_entropy(logits, target, weights)
     loss.backward()
     torch.testing.assert_close(loss, (weights * torch.distributions.Categorical(logits=target).entropy()).sum())
     assert logits.grad.abs().max() < 1e-6
-    assert whole_cross_entropy(target.flip(1), target.softmax(1), weights) > loss
+    assert whole_cross_entropy(target.flip(1), target, weights) > loss
+
+
+def test_whole_is_cross_entropy_however_many_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient, too; several drafts may be of one token."""
+    monkeypatch.setattr(objectives, "AT_A_TIME", 12)
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 5, generator=draw, requires_grad=True)
+    said, weights, rows = torch.randn(4, 5, generator=draw), torch.rand(7, generator=draw), torch.arange(7) % 4
+    loss = 3 * whole_cross_entropy(logits, said, weights, rows)
+    (found,) = torch.autograd.grad(loss, logits)
+    each = functional.cross_entropy(logits, said[rows].softmax(1), reduction="none")
+    want = 3 * (weights * each).sum()
+    torch.testing.assert_close(loss, want)
+    torch.testing.assert_close(found, torch.autograd.grad(want, logits)[0])
 
 
 def test_labels_outside_the_vocabulary_do_not_count() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,6 +12,7 @@ from paceline.training.data.dataset import IGNORE
 from paceline.training.data.samples import UNKNOWN
 
 WHOLE = "whole"  # all that the target says, from its features: of heads that read these
+AT_A_TIME = 1 << 18  # numbers: a MiB in float32
 OBJECTIVES = ("text", "argmax", "distil", WHOLE)
 
 
@@ -33,11 +36,41 @@ def soft_labels(
 
 
 def whole_cross_entropy(
-    logits: Float[Tensor, "n vocab"], target: Float[Tensor, "n vocab"], weights: Float[Tensor, " n"]
+    logits: Float[Tensor, "n vocab"],
+    said: Float[Tensor, "m vocab"],
+    weights: Float[Tensor, " n"],
+    rows: Int[Tensor, " n"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Sum of the cross-entropies against the target's distributions, with weights."""
-    logits = logits.float()
-    return (weights * (logits.logsumexp(1) - (target * logits).sum(1))).sum()
+    """Sum of the cross-entropies against the target's distributions, with weights.
+
+    Args:
+        said: the target's logits.
+        rows: which of `said` each of `logits` is to be like; None: the same one.
+    """
+    loss: Tensor = _WholeCrossEntropy.apply(logits, said, weights, rows)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _WholeCrossEntropy(torch.autograd.Function):
+    """Loss and gradient of some rows at a time, which the caches hold: nothing else as large as the logits is made."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, said: Tensor, weights: Tensor, rows: Tensor | None) -> Tensor:
+        gradient, total = torch.empty_like(logits), torch.zeros((), device=logits.device)
+        some = max(1, AT_A_TIME // logits.shape[1])
+        for at in range(0, len(logits), some):
+            part = slice(at, at + some)
+            target = said[part if rows is None else rows[part]].float().softmax(1)
+            found, weight = logits[part].float().log_softmax(1), weights[part, None]
+            total -= (weight * target * found).sum()
+            gradient[part] = found.exp_().sub_(target).mul_(weight)
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * of_loss, None, None, None
 
 
 def soft_cross_entropy(

@@ -120,7 +120,7 @@ class FeatureTask(HeadTask):
     ) -> Float[Tensor, ""]:
         """`distil`, or against all that the target says."""
         if self.objective == WHOLE:
-            return whole_cross_entropy(logits, truth.each(self.truth(truth.features).float().softmax(1)), weights)
+            return whole_cross_entropy(logits, self.truth(truth.features), weights, truth.rows)
         return self.distil(logits, weights, wanted)
 
     @abstractmethod
