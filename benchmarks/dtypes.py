@@ -70,8 +70,10 @@ def main() -> None:
 def load(model: str, dtype: str) -> Target:
     """The native tier in a type, all of whose passes run on the instruction set that the type names, or the fastest."""
     dtype, _, name = dtype.partition("@")
+    name = name or build.runnable()[-1]
+    build.choose(name)
     target = paceline.load(model, dtype=dtype, drafter="none", tier="native").target
-    forward, name = target.forward, name or build.runnable()[-1]
+    forward = target.forward
 
     def on_its_set(*arguments: Any, **options: Any) -> Any:
         build.choose(name)
