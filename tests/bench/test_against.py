@@ -30,7 +30,7 @@ class FakeSide:
     seconds: dict[str, list[float]]
     tokens: dict[str, int]
 
-    def __init__(self, sources: Path, tier: str, model: str) -> None:
+    def __init__(self, sources: Path, tier: str, model: str, dtype: str) -> None:
         self.name, self.calls = sources.name, 0
 
     def ask(self, **what: Any) -> dict[str, Any]:
