@@ -28,7 +28,11 @@ inline bool in_tiles(const Matrix& w) {
 }
 
 void pair_row_for_blocks(float* x, int count);
-int tile_block_panels(int tokens);  // of a job
+#if defined(__AVX512BF16__)
+constexpr int TILE_BLOCK_PANELS = 4;  // of a job
+#else
+constexpr int TILE_BLOCK_PANELS = 1;
+#endif
 // As byte_products (int8.h).
 void tile_block_products(int32_t kind, const uint8_t* weights, int panels, const float* x, int ldx, int tokens,
                          int inputs, float* acc, const uint8_t* next);

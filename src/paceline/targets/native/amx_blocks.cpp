@@ -22,7 +22,7 @@ namespace paceline::PACELINE_ISA {
 #if defined(PACELINE_HAS_TILES)
 namespace {
 
-constexpr int PANELS = 4;
+constexpr int PANELS = TILE_BLOCK_PANELS;
 constexpr uint32_t UPPER = 0xffff0000u;
 
 // times * digit in bfloat16, by the lowest five bits of a word: the digit's, and others that do not count.
@@ -215,8 +215,6 @@ void pair_row_for_blocks(float* x, int count) {
     }
 }
 
-int tile_block_panels(int) { return PANELS; }
-
 void tile_block_products(int32_t kind, const uint8_t* weights, int panels, const float* x, int ldx, int tokens,
                          int inputs, float* acc, const uint8_t* next) {
     products_of(kind)(weights, panels, x, ldx, tokens, inputs, acc, next);
@@ -225,7 +223,6 @@ void tile_block_products(int32_t kind, const uint8_t* weights, int panels, const
 #else
 
 void pair_row_for_blocks(float*, int) {}
-int tile_block_panels(int) { return 1; }
 void tile_block_products(int32_t, const uint8_t*, int, const float*, int, int, int, float*, const uint8_t*) {}
 
 #endif

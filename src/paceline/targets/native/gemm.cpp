@@ -68,7 +68,7 @@ class Product {
           fused_(tokens <= TILING.fused), pairs_(in_pairs(w)), bytes_(in_bytes(w)),
           tiles_(in_tiles(w)), kind_(w.kind) {
         together = bytes_   ? byte_panels(Cut(tokens, SLAB).largest())
-                   : tiles_ ? tile_block_panels(Cut(tokens, SLAB).largest())
+                   : tiles_ ? TILE_BLOCK_PANELS
                    : pairs_ ? dot_panels(Cut(tokens, SLAB).largest())
                    : fused_ ? TILING.panels[Cut(tokens, TILING.largest()).largest()]
                             : TILING.together;
@@ -172,7 +172,8 @@ class Jobs {
         const int slab = (job - part.first) / part.groups, panel = part.group(job) * part.product.together;
         const int panels = std::min(part.product.together, panels_of(*part.w) - panel);
         const int from = slabs_(slab), n = slabs_(slab + 1) - from;
-        alignas(64) float acc[std::max(SLAB * TILING.together, TILING.fused * TILING.panels[1]) * PANEL];
+        constexpr int together = std::max(TILING.together, TILE_BLOCK_PANELS);
+        alignas(64) float acc[std::max(SLAB * together, TILING.fused * TILING.panels[1]) * PANEL];
         part.product.compute({part.weights(job), next, panels, from, n}, acc);
         float* y = part.y + (size_t)from * ldy_;
         for (int i = 0; i < panels; i++)
