@@ -103,6 +103,7 @@ class Attention {
             common = {std::min(common.first, entries.first), std::min(common.last, pass_.prefix[t] - from)};
         }
         if (!active) return;
+        clear_beyond(count, group);
         for (int i = 0; i < count + PER; i++) group.score[i] = group.scores[i];
         const Stored& cache = pass_.cache[layer_];
         group.keys = cache.at(cache.keys, pass_.row[first], heads.kv, dims);
@@ -155,6 +156,14 @@ class Attention {
         float* to = group.queries[query / PER * PER] + query % PER * LANES;
         for (int d = 0; d < model_.head_dim; d += LANES)
             store(to + d * PER, load_dims<vf, false>(q, d, model_.head_dim));
+    }
+
+    // The last register's places for queries that there are not. What stood on the stack may be denormal numbers, whose
+    // products take a hundred times as long, though nobody asks for their scores.
+    void clear_beyond(int count, Group& group) const {
+        for (; count % PER; count++)
+            for (int d = 0; d < model_.head_dim; d += LANES)
+                store(group.queries[count / PER * PER] + count % PER * LANES + d * PER, vf{});
     }
 
     void score_all(Group& group, int first, int count, int from, int to) const {
