@@ -21,11 +21,20 @@ struct Digits {
 
     // With 512 bits digits become numbers without a conversion, which would take the multiply-adds' place. Up to five
     // bits choose one of 16 or 32 floats, whatever bits stand above them; more bits, put into the fraction of `raised`,
-    // make raised + digit.
-    static constexpr int raised = WIDE == 16 && BITS > 5 ? 1 << BITS : 0;
+    // make raised + digit: at the fraction's end or, of eight, in the word's second byte. Where all of a digit is in
+    // one word it is moved there by where the word is loaded from, instead of by a shift, which would take the
+    // multiply-adds' place as well. Such a word begins up to a byte before the panel's and ends up to three behind it.
+    static constexpr int raised = WIDE < 16 || BITS <= 5 ? 0 : BITS == 8 ? 1 << 15 : 1 << BITS;
 
     // Of input turn + i, for the panel's vector v of outputs.
     static wf number(const uint8_t* p, int turn, int i, int v) {
+#if defined(__AVX512F__)
+        if constexpr (low == BITS && words <= TURN) {
+            const uint8_t* at = p + ((turn / words + i / words) * PANEL + v * WIDE) * 4;
+            const int place = i % words * low;
+            return BITS == 8 ? as_float(load<wu>(at + place / 8 - 1), 8) : as_float(load<wu>(at + place / 8), place % 8);
+        }
+#endif
         const wu word = load<wu>(p + (high ? PANEL * 4 : 0) + ((turn / words + i / words) * PANEL + v * WIDE) * 4);
         if constexpr (words > TURN) return as_float(word >> (turn % words * low), i * low);
         if constexpr (!high) return as_float(word, i % words * low);
@@ -84,7 +93,7 @@ struct Digits {
         if constexpr (BITS <= 4) return (wf)_mm512_permutexvar_ps(shifted, numbers);
         const __m512 more = _mm512_setr_ps(16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
         if constexpr (BITS == 5) return (wf)_mm512_permutex2var_ps(numbers, shifted, more);
-        constexpr int unit_bit = 23 - BITS;  // of the fraction: worth 1 beside `raised`
+        constexpr int unit_bit = BITS == 8 ? 8 : 23 - BITS;  // of the fraction: worth 1 beside `raised`
         const wu moved = place < unit_bit ? word << (unit_bit - place) : word >> (place - unit_bit);
         constexpr int pick_or = 0xea;  // (first & second) | third
         return (wf)_mm512_ternarylogic_epi32((__m512i)moved, _mm512_set1_epi32(mask << unit_bit),

@@ -12,6 +12,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 CHUNK = 64 << 20  # bytes
+LINE = 64  # of a cache
 
 
 class Arena:
@@ -24,10 +25,12 @@ class Arena:
         self._left = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> UInt8[Tensor, " size"]:
-        """Zeros, on a cache line's boundary; free when neither this piece nor its neighbours are used any more."""
-        rounded = -(-size // 64) * 64
-        if rounded > len(self._left):
-            memory = mmap.mmap(-1, max(rounded, CHUNK), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        """Zeros, on a cache line's boundary; free when neither this piece nor its neighbours are used any more. Another
+        line follows, since the kernels read up to three bytes behind a matrix (digits.h).
+        """
+        rounded = -(-size // LINE) * LINE
+        if rounded + LINE > len(self._left):
+            memory = mmap.mmap(-1, max(rounded + LINE, CHUNK), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with contextlib.suppress(AttributeError, OSError):  # not on every system
                 memory.madvise(mmap.MADV_HUGEPAGE)
             self._left = torch.frombuffer(memory, dtype=torch.uint8)
