@@ -15,11 +15,12 @@ class LongRun:
     too early where drafts are good, and goes on too far where they are bad.
 
     Args:
-        cost: of a round by how many tokens it drafts and verifies, in rounds without a draft.
+        cost: of a round by how many tokens it drafts and verifies, in rounds without a draft. What it says stands for
+            a round, since it is needed often.
     """
 
     def __init__(self, cost: Callable[[int], float]) -> None:
-        self.cost = cost
+        self._cost, self._costs = cost, list[float]()
         self._tokens = self._time = 0.0  # fading
 
     def rate(self, foreseen: float = 1.0) -> float:
@@ -29,10 +30,10 @@ class LongRun:
     def foreseen(self, chance: float, limit: int) -> float:
         """The rate of the best fixed length of at most `limit`, where each token is right with this probability."""
         best = tokens = reached = 1.0
-        for length in range(1, limit + 1):
+        for cost in self._up_to(limit)[1:]:
             reached *= chance
             tokens += reached
-            best = max(best, tokens / self.cost(length))
+            best = max(best, tokens / cost)
         return best
 
     def worth(self, rate: float, depth: int, reached: float, chance: float, limit: int) -> float:
@@ -45,10 +46,11 @@ class LongRun:
             chance: that the next is, and each after it, if those before are.
         """
         best = tokens = 0.0
-        for longer in range(depth + 1, limit + 1):
+        costs = self._up_to(limit)
+        for cost in costs[depth + 1 :]:
             reached *= chance
             tokens += reached
-            best = max(best, tokens - rate * (self.cost(longer) - self.cost(depth)))
+            best = max(best, tokens - rate * (cost - costs[depth]))
         return best
 
     def follow(self, earlier: LongRun) -> None:
@@ -58,4 +60,11 @@ class LongRun:
     def observe(self, drafted: int, accepted: int) -> None:
         """A round's outcome."""
         self._tokens = self._tokens * FADING + accepted + 1
-        self._time = self._time * FADING + self.cost(drafted)
+        self._time = self._time * FADING + self._cost(drafted)
+        self._costs.clear()
+
+    def _up_to(self, limit: int) -> list[float]:
+        """What rounds of 0 to `limit` tokens cost."""
+        if len(self._costs) != limit + 1:
+            self._costs = [self._cost(length) for length in range(limit + 1)]
+        return self._costs

@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import log, log1p, sqrt
 from random import Random
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from paceline.errors import require
 from paceline.policies.base import Setting, StoppingPolicy
+from paceline.policies.entropy import entropy
 from paceline.policies.long_run import LongRun
 from paceline.policies.online import OnlineLogistic, dot, sigmoid
 
@@ -77,9 +77,9 @@ class Pace(StoppingPolicy):
         if q is None:  # a drafter of deterministic candidates, which asks how deep only
             self._reached *= self._chance(ahead)
             return True
-        top, entropy = confidence(q)
+        top, spread = confidence(q)
         self._last = log(top) - log1p(-top)
-        features = [*ahead[:-1], self._last, entropy]
+        features = [*ahead[:-1], self._last, spread]
         self._features[depth] = ahead, features
         self._reached *= sigmoid(dot(self.seen.mean, features))
         chance = self._chance(self._ahead(depth + 1))
@@ -130,5 +130,4 @@ class Pace(StoppingPolicy):
 
 def confidence(q: Float[Tensor, " vocab"]) -> tuple[float, float]:
     """Top probability of a draft distribution, kept between `SURE` and 1 - `SURE`, and its entropy in nats."""
-    top, entropy = torch.stack((q.max(), torch.special.entr(q).sum())).tolist()
-    return min(max(top, SURE), 1 - SURE), entropy
+    return min(max(float(q.max()), SURE), 1 - SURE), entropy(q)
