@@ -186,19 +186,22 @@ class Attention {
     void weigh_all(Group& group, int first, int count, int from, int to) const {
         if (from >= to) return;
         const int dims = model_.head_dim;
+        const float* keys = group.keys;
         for (int i = first; i < first + count;) {
             const int queries = std::min(QUERIES, first + count - i);
-            int d = 0;
-            for (; d + 4 * WIDE <= dims; d += 4 * WIDE)
-                WEIGHS[1][queries](group.score + i, d, dims, group.values, group.slots, from, to, group.sums + i);
-            for (; d < dims; d += WIDE)
-                WEIGHS[0][queries](group.score + i, d, dims, group.values, group.slots, from, to, group.sums + i);
+            for (int d = 0, step; d < dims; d += step, keys = nullptr) {
+                const bool four = d + 4 * WIDE <= dims;
+                step = (four ? 4 : 1) * WIDE;
+                WEIGHS[four][queries](group.score + i, d, dims, group.values, keys, group.slots, from, to,
+                                      group.sums + i);
+            }
             i += queries;
         }
     }
 
     using Score = void (*)(const float*, int, int, const float*, const float*, const int32_t*, int, int, float* const*);
-    using Weigh = void (*)(const float* const*, int, int, const float*, const int32_t*, int, int, float* const*);
+    using Weigh = void (*)(const float* const*, int, int, const float*, const float*, const int32_t*, int, int,
+                           float* const*);
     template <bool WHOLE>
     static constexpr auto scores_of = []<size_t... I>(std::index_sequence<I...>) {
         return std::array<Score, REGISTERS + 1>{nullptr, score<I + 1, WHOLE>...};

@@ -116,15 +116,18 @@ void score(const float* queries, int stride, int dims, const float* keys, const 
     }
 }
 
-// to[g][d ..] += weights[g][j] * values of slots[j], over j = from .. to-1, N registers of dimensions from d on.
+// to[g][d ..] += weights[g][j] * values of slots[j], over j = from .. to-1, N registers of dimensions from d on. The keys
+// of the chunk behind, which are read next, are prefetched unless they are null.
 template <int G, int N, bool WHOLE>
-void weigh(const float* const* weights, int d, int dims, const float* values, const int32_t* slots, int from, int to,
-           float* const* sums) {
+void weigh(const float* const* weights, int d, int dims, const float* values, const float* keys, const int32_t* slots,
+           int from, int to, float* const* sums) {
     wf a[G * N];
 #pragma GCC unroll 32
     for (int i = 0; i < G * N; i++) a[i] = load<wf>(sums[i / N] + d + i % N * WIDE);
     for (int j = from; j < to; j++) {
         const float* value = values + (size_t)slots[j] * dims;
+        for (int ahead = 0; ahead < dims && keys; ahead += PANEL)
+            __builtin_prefetch(keys + (size_t)(slots[j] + CHUNK) * dims + ahead, 0, 2);
         wf weight[G];
 #pragma GCC unroll 6
         for (int g = 0; g < G; g++) weight[g] = splat<wf>(weights[g][j]);
