@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Made = tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None]
 
 ALONG = 16  # tokens that a row may catch up with in the pass over its root
-TAIL = 64  # most tokens that are read at once: of a long prompt, or when drafting was not asked for, only the last ones
+TAIL = 16  # most tokens that are read at once: of a long prompt, or when drafting was not asked for, only the last ones
 MOST = TAIL + ALONG  # tokens whose hidden states are needed of a prompt
 
 
