@@ -46,7 +46,7 @@ Row = dict[str, Any]
 class Model:
     """What drafters ask of a target, without its weights."""
 
-    tier = "torch"  # `trigram` drafts the same on all
+    tier, num_layers = "torch", 0  # `trigram` drafts the same on all tiers; nobody looks at hidden states
 
     def __init__(self, name: str) -> None:
         self.tokenizer, source = tokenizer_of(name)

@@ -89,4 +89,5 @@ class AutoregressiveDrafter(Drafter):
 
     def keeps(self, row: Row, q: Float[Tensor, " _"] | None, depth: int, hidden: Tensor | None) -> bool:
         """Whether the row's policy keeps the token at `depth`; not if nothing of the vocabulary is allowed there."""
-        return not (q is not None and q[0].isnan()) and row.policy.keep(q, depth, hidden)
+        forbidden = q is not None and not row.plain and bool(q[0].isnan())
+        return not forbidden and row.policy.keep(q, depth, hidden)

@@ -60,10 +60,14 @@ def time_passes(target: Target, widths: Sequence[int], context: int, repeats: in
 
 @torch.inference_mode()
 def compare_passes(targets: Sequence[Target], widths: Sequence[int], context: int, repeats: int) -> list[Passes]:
-    """The passes of each target, as `time_passes` measures them."""
+    """The passes of each target, as `time_passes` measures them.
+
+    Widths come downwards and upwards by turns, so that a pass follows one of nearly its own width, as it does in
+    decoding: a processor whose clocks have settled for a wide pass needs some narrow ones to settle again.
+    """
     lanes = [_Lane(target, widths, context) for target in targets]
     for repeat in range(WARM_UP + repeats):
-        for width in widths:
+        for width in sorted(widths, reverse=repeat % 2 == 0):
             for lane in lanes:
                 lane.run(width, timed=repeat >= WARM_UP)
     return [
