@@ -5,7 +5,8 @@
 
 Each side is a process of its own over its own sources. They take turns, prompt by prompt or pass by pass, so that a
 machine whose speed drifts is unfair to neither. Their token ids must agree; of passes it says whether the logits' bits
-do. Passes run over KV caches of the same random numbers. `--judge` fails where ids differ, or where this checkout is
+do. Passes run over KV caches of the same random numbers, and each follows others of its side, as in decoding: a
+processor takes some passes to settle. `--judge` fails where ids differ, or where this checkout is
 slower by more than the noise: the whole interval of the median ratio (95 %, by order statistics) is below 1. `--rows`
 keeps the medians in the form of `benchmarks/releases.py`.
 """
@@ -29,6 +30,7 @@ HERE = Path(__file__).parent
 METHODS = ("none", "prompt-lookup", "trigram", "eagle")
 TIERS = ("torch", "native")
 WIDEST = 512  # a pass
+SETTLING = 64  # tokens of the passes that are run before one that is timed
 
 
 class Side:
@@ -92,8 +94,11 @@ def time_pass(target: Any, width: int, context: int) -> dict[str, Any]:
     if cache is None:
         cache = caches[context] = target.new_cache(1, context + WIDEST)
         cache.store.normal_(generator=torch.Generator().manual_seed(context))
+        time_pass(target, SETTLING, context)  # as a prompt comes first
     with torch.inference_mode():
         ids = torch.arange(width)[None] + 100
+        for _ in range(min(SETTLING // width, 8)):
+            target.forward(Span(ids, np.array([context])), cache)
         started = time.perf_counter()
         logits = target.forward(Span(ids, np.array([context])), cache).logits
         seconds = time.perf_counter() - started

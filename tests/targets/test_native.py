@@ -311,6 +311,23 @@ def test_blocks_give_the_bits_of_their_floats(kind: Kind, inputs: int) -> None:
         assert torch.equal(blocks.head(hidden), floats.head(hidden))
 
 
+@pytest.mark.parametrize("near", [True, False])
+def test_digits_are_lifted_where_that_is_exact(near: bool) -> None:
+    """A minimum that is a millionth of its scale would lose bits beside the lifted scale; either way the bits are those
+    of the blocks' floats.
+    """
+    (_, inputs, raw), _ = quantised(Kind.Q4_1, 48, 64)
+    fields = raw.numpy().reshape(-1, 20)[:, :4].view(np.float16)  # of each block: scale, minimum
+    if not near:
+        fields[7] = 1.0, -1.001e-6
+    plain = torch.from_numpy(gguf.quants.dequantize(raw.numpy(), gguf.GGMLQuantizationType.Q4_1))
+    model, floats = head(Rows(Kind.Q4_1, inputs, raw)), head(Rows.of(plain))
+    assert [bool(matrix.c.near) for matrix in model.matrices] == [near]
+    hidden = torch.randn(20, inputs, generator=torch.Generator().manual_seed(1))
+    for tokens in (1, 5, 20):
+        assert torch.equal(model.head(hidden[:tokens]), floats.head(hidden[:tokens]))
+
+
 @pytest.mark.parametrize("inputs", [31, 600])
 def test_bfloat16_gives_the_bits_of_its_floats(inputs: int) -> None:
     weight = torch.randn(75, inputs).bfloat16()

@@ -194,7 +194,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("paceline_choose_isa", ctypes.c_bool, text),
         ("paceline_chosen_isa", text),
         ("paceline_packed_bytes", ctypes.c_size_t, pointer),
-        ("paceline_pack", None, pointer, pointer, long, pointer, integer, pointer),
+        ("paceline_pack", ctypes.c_bool, pointer, pointer, long, pointer, integer, pointer),
         ("paceline_rows", ctypes.c_bool, pointer, pointer, integer, pointer),
         ("paceline_pass", ctypes.c_bool, pointer, pointer),
         ("paceline_head", None, pointer, pointer, integer, integer, pointer),

@@ -44,6 +44,18 @@ struct Digits {
         return as_float(both, i % 4 * 8);
     }
 
+    // 2048 + the digit of 4 bits, of inputs 1, 3, 5, 7: the upper half of a byte, in a fraction's middle without a shift.
+    static constexpr int lift = 1 << 11;
+    static wf lifted([[maybe_unused]] const uint8_t* p, [[maybe_unused]] int turn, [[maybe_unused]] int i,
+                     [[maybe_unused]] int v) {
+#if defined(__AVX512F__)
+        const wu word = load<wu>(p + ((turn / words + i / words) * PANEL + v * WIDE) * 4 + i % words / 2 - 1);
+        return in_fraction(word, 0xf000, lift);
+#else
+        return wf{};
+#endif
+    }
+
     // Of four inputs, a byte each: first, first + stride, ... with first = group / stride * 4 stride + group % stride.
     static constexpr int stride = high ? 1 : words / 4;
     static wu four(const uint8_t* p, int group, int v) {
@@ -84,6 +96,15 @@ struct Digits {
 #endif
     }
 
+#if defined(__AVX512F__)
+    // These bits of the word in the fraction of `power`.
+    static wf in_fraction(wu word, int bits, int power) {
+        constexpr int pick_or = 0xea;  // (first & second) | third
+        return (wf)_mm512_ternarylogic_epi32((__m512i)word, _mm512_set1_epi32(bits),
+                                             _mm512_castps_si512(_mm512_set1_ps(power)), pick_or);
+    }
+#endif
+
     static wf as_float(wu word, int place) {
         constexpr int mask = (1 << BITS) - 1;
 #if defined(__AVX512F__)
@@ -95,9 +116,7 @@ struct Digits {
         if constexpr (BITS == 5) return (wf)_mm512_permutex2var_ps(numbers, shifted, more);
         constexpr int unit_bit = BITS == 8 ? 8 : 23 - BITS;  // of the fraction: worth 1 beside `raised`
         const wu moved = place < unit_bit ? word << (unit_bit - place) : word >> (place - unit_bit);
-        constexpr int pick_or = 0xea;  // (first & second) | third
-        return (wf)_mm512_ternarylogic_epi32((__m512i)moved, _mm512_set1_epi32(mask << unit_bit),
-                                             _mm512_castps_si512(_mm512_set1_ps(raised)), pick_or);
+        return in_fraction(moved, mask << unit_bit, raised);
 #else
         const wu digit = BITS > 4 ? byte(word, place / 8) : place + BITS == 32 ? word >> place : word >> place & mask;
         return __builtin_convertvector((wi)digit, wf);

@@ -64,7 +64,7 @@ class Product {
   public:
     Product() = default;
     Product(const Matrix& w, const float* x, int ldx, int tokens)
-        : format_(&format(w.kind)), x_(x), panel_bytes_(panel_bytes(w)), ldx_(ldx), inputs_(round_up(w.inputs, BLOCK)),
+        : format_(&format(w.kind, w.near)), x_(x), panel_bytes_(panel_bytes(w)), ldx_(ldx), inputs_(round_up(w.inputs, BLOCK)),
           fused_(tokens <= TILING.fused), pairs_(in_pairs(w)), bytes_(in_bytes(w)),
           tiles_(in_tiles(w)), kind_(w.kind) {
         together = bytes_   ? byte_panels(Cut(tokens, SLAB).largest())
@@ -233,11 +233,15 @@ void gemm_share(const Matrix& w, const float* x, int ldx, int tokens, float* y, 
 
 size_t packed_bytes(const Matrix& w) { return panels_of(w) * panel_bytes(w); }
 
-void pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed) {
+bool pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed) {
     const Format& f = format(w.kind);
     uint8_t* at = packed + output / PANEL * panel_bytes(w);
-    for (int k = 0; k < w.inputs; k += f.block, at += f.bytes)
+    bool near = f.near;
+    for (int k = 0; k < w.inputs; k += f.block, at += f.bytes) {
         f.write(at, row, k, std::min(f.block, w.inputs - k), output % PANEL);
+        near = near && f.near(row, k);
+    }
+    return near;
 }
 
 void unpack_row(const Matrix& w, int output, float* to) {

@@ -48,7 +48,8 @@ void cap_scores(float* scores, int count, float scale, float cap);  // cap * tan
 size_t attention_floats(const Model& model, const Pass& pass);
 size_t experts_floats(const Model& model, int tokens);
 size_t packed_bytes(const Matrix& w);
-void pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);  // floats or GGUF blocks
+// Floats or GGUF blocks; returns whether all of the row's are `near`.
+bool pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);
 void unpack_row(const Matrix& w, int output, float* to);
 
 double multiply_add(int64_t turns, int32_t input_kind);  // independent products and sums; how many operations

@@ -159,11 +159,13 @@ const char* paceline_chosen_isa() { return use_tiles ? TILES : chosen.load()->na
 
 size_t paceline_packed_bytes(const Matrix* w) { return kernels().packed_bytes(*w); }
 
-// rows[i], of `row_bytes` bytes each, becomes the weights of output outputs[i].
-void paceline_pack(const Matrix* w, const uint8_t* rows, int64_t row_bytes, const int64_t* outputs, int count,
+// rows[i], of `row_bytes` bytes each, becomes the weights of output outputs[i]. Returns whether all of them are `near`.
+bool paceline_pack(const Matrix* w, const uint8_t* rows, int64_t row_bytes, const int64_t* outputs, int count,
                    uint8_t* packed) {
-#pragma omp parallel for
-    for (int i = 0; i < count; i++) kernels().pack_row(*w, outputs[i], rows + i * row_bytes, packed);
+    bool near = true;
+#pragma omp parallel for reduction(&& : near)
+    for (int i = 0; i < count; i++) near = kernels().pack_row(*w, outputs[i], rows + i * row_bytes, packed) && near;
+    return near;
 }
 
 // to[i] = the weights of output outputs[i], as floats. Returns false for an output that is not there.

@@ -32,6 +32,7 @@ enum Kind : int32_t { F32, BF16, Q8_0, Q4_0, Q4_1, F16, Q5_0, Q5_1, Q2_K, Q3_K, 
 struct Matrix {  // y = W x + bias, packed by `pack_row`
     int32_t kind, outputs, inputs;
     int32_t input_kind;  // F32; inputs are rounded first: to bfloat16 (BF16), to blocks of 8 bits (Q8_0)
+    int32_t near;        // Q4_1: all minima are near enough to their scales for cheaper digits; see storage.h
     const uint8_t* data;
     const float* bias;   // or null
     const Matrix* next;  // the outputs that follow, of another kind; or null
@@ -144,7 +145,7 @@ struct Pass : Call {  // with all that the kernels need
 
 struct Kernels {  // of one instruction set; see library.cpp for what each does
     size_t (*packed_bytes)(const Matrix& w);
-    void (*pack_row)(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);
+    bool (*pack_row)(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);
     void (*unpack_row)(const Matrix& w, int output, float* to);
     size_t (*workspace_floats)(const Model& model, const Pass& pass);
     void (*run)(const Model& model, const Pass& pass);

@@ -51,7 +51,10 @@ struct StoreF16 {
 // Q5_0: m = -16 d). d has 11 significant bits, so d * u is exact, and the fused multiply-add rounds as gguf's d * q + m
 // does. With digits that come as raised + u (never beside a minimum) m takes d * raised away as well, and nothing is
 // rounded: all terms fit into 24 bits.
-template <int BITS, int OFFSET, bool MINIMUM>
+//
+// NEAR: m less d * Digits::lift is exact, too, as without a minimum, or where all minima are near enough to their scales
+// (`near`). Then half of the digits of 4 bits may come lifted, which takes less (AVX-512).
+template <int BITS, int OFFSET, bool MINIMUM, bool NEAR = !MINIMUM>
 struct StoreBlocks {
     using D = Digits<BITS, BLOCK>;
     static constexpr int unit = BLOCK, block = BLOCK, scales = PANEL * 2 * (1 + MINIMUM), bytes = scales + D::bytes;
@@ -67,7 +70,19 @@ struct StoreBlocks {
     }
 
     static wf get(const uint8_t* p, const wf& d, const wf& m, int turn, int i, int v) {
+        if constexpr (NEAR && BITS == 4 && WIDE == 16)
+            if (i % 2) return scale(D::lifted(p, turn, i, v), d, fma(splat<wf>(-D::lift), d, m));
         return scale(D::number(p, turn, i, v), d, m);
+    }
+
+    // Of the block of a row, as in the file, that holds input k.
+    static bool near(const uint8_t* row, int k) {
+        if (!MINIMUM || BITS != 4) return true;
+        alignas(64) uint8_t fields[2 * PANEL] = {};
+        std::memcpy(fields, row + (size_t)(k / block) * source, 4);
+        const wf halves = half(fields);
+        const double exact = (double)halves[1] - (double)halves[0] * D::lift;
+        return (double)(float)exact == exact;
     }
 
     static void write(uint8_t* to, const uint8_t* row, int k, int, int lane) {

@@ -60,6 +60,7 @@ class CMatrix(ctypes.Structure):
         ("outputs", ctypes.c_int32),
         ("inputs", ctypes.c_int32),
         ("input_kind", ctypes.c_int32),
+        ("near", ctypes.c_int32),
         ("data", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("next", ctypes.c_void_p),
@@ -91,7 +92,7 @@ class Packed:
         self._parts, self._interleaved = tuple(parts), interleaved
         filled = [-(-size // LANES) * LANES if interleaved else size for size in parts]
         self.kind = kind
-        self.c = CMatrix(kind, sum(filled), inputs, input_kind, None, None, None)
+        self.c = CMatrix(kind, sum(filled), inputs, input_kind, kind == Kind.Q4_1, None, None, None)
         self.bytes: int = library().paceline_packed_bytes(ctypes.byref(self.c))
         self._memory, self._bias = (arena or Arena()).take(self.bytes), torch.empty(0)
         self.c.data = self._memory.data_ptr()
@@ -143,7 +144,9 @@ class Packed:
     def write(self, rows: UInt8[Tensor, "rows row_bytes"], places: Int[Tensor, " rows"]) -> None:
         rows, places = rows.contiguous(), places.contiguous()
         matrix, packed = ctypes.byref(self.c), self._memory.data_ptr()
-        library().paceline_pack(matrix, rows.data_ptr(), rows.shape[1], places.data_ptr(), len(rows), packed)
+        self.c.near &= library().paceline_pack(
+            matrix, rows.data_ptr(), rows.shape[1], places.data_ptr(), len(rows), packed
+        )
 
     def set_bias(self, biases: Sequence[Float[Tensor, " rows"]]) -> None:
         self._bias = torch.zeros(self.outputs)
