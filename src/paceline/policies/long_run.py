@@ -20,7 +20,7 @@ class LongRun:
     """
 
     def __init__(self, cost: Callable[[int], float]) -> None:
-        self._cost, self._costs = cost, list[float]()
+        self.cost, self._costs = cost, list[float]()
         self._tokens = self._time = 0.0  # fading
 
     def rate(self, foreseen: float = 1.0) -> float:
@@ -60,11 +60,11 @@ class LongRun:
     def observe(self, drafted: int, accepted: int) -> None:
         """A round's outcome."""
         self._tokens = self._tokens * FADING + accepted + 1
-        self._time = self._time * FADING + self._cost(drafted)
+        self._time = self._time * FADING + self.cost(drafted)
         self._costs.clear()
 
     def _up_to(self, limit: int) -> list[float]:
         """What rounds of 0 to `limit` tokens cost."""
         if len(self._costs) != limit + 1:
-            self._costs = [self._cost(length) for length in range(limit + 1)]
+            self._costs = [self.cost(length) for length in range(limit + 1)]
         return self._costs

@@ -62,14 +62,15 @@ def time_passes(target: Target, widths: Sequence[int], context: int, repeats: in
 def compare_passes(targets: Sequence[Target], widths: Sequence[int], context: int, repeats: int) -> list[Passes]:
     """The passes of each target, as `time_passes` measures them.
 
-    Widths come downwards and upwards by turns, so that a pass follows one of nearly its own width, as it does in
-    decoding: a processor whose clocks have settled for a wide pass needs some narrow ones to settle again.
+    A target's turn goes down through the widths and up again, so that a pass follows one of nearly its own width, as it
+    does in decoding: caches and clocks that another target or a wide pass has left behind need some passes to settle.
     """
-    lanes = [_Lane(target, widths, context) for target in targets]
-    for repeat in range(WARM_UP + repeats):
-        for width in sorted(widths, reverse=repeat % 2 == 0):
-            for lane in lanes:
-                lane.run(width, timed=repeat >= WARM_UP)
+    lanes, turns = [_Lane(target, widths, context) for target in targets], WARM_UP + repeats
+    for turn in range(0, turns, 2):
+        for lane in lanes:
+            for one in range(turn, min(turn + 2, turns)):
+                for width in sorted(widths, reverse=one % 2 == 0):
+                    lane.run(width, timed=one >= WARM_UP)
     return [
         Passes({width: Timing.of(seconds) for width, seconds in lane.seconds.items()}, lane.noise) for lane in lanes
     ]
