@@ -159,7 +159,7 @@ class Attention {
     }
 
     // The last register's places for queries that there are not. What stood on the stack may be denormal numbers, whose
-    // products take a hundred times as long, though nobody asks for their scores.
+    // products take far longer, though nobody asks for their scores.
     void clear_beyond(int count, Group& group) const {
         for (; count % PER; count++)
             for (int d = 0; d < model_.head_dim; d += LANES)

@@ -44,17 +44,14 @@ struct Digits {
         return as_float(both, i % 4 * 8);
     }
 
-    // 2048 + the digit of 4 bits, of inputs 1, 3, 5, 7: the upper half of a byte, in a fraction's middle without a shift.
     static constexpr int lift = 1 << 11;
-    static wf lifted([[maybe_unused]] const uint8_t* p, [[maybe_unused]] int turn, [[maybe_unused]] int i,
-                     [[maybe_unused]] int v) {
 #if defined(__AVX512F__)
+    // lift + the digit of 4 bits, of inputs 1, 3, 5, 7: the upper half of a byte, in a fraction's middle without a shift.
+    static wf lifted(const uint8_t* p, int turn, int i, int v) {
         const wu word = load<wu>(p + ((turn / words + i / words) * PANEL + v * WIDE) * 4 + i % words / 2 - 1);
         return in_fraction(word, 0xf000, lift);
-#else
-        return wf{};
-#endif
     }
+#endif
 
     // Of four inputs, a byte each: first, first + stride, ... with first = group / stride * 4 stride + group % stride.
     static constexpr int stride = high ? 1 : words / 4;

@@ -19,7 +19,6 @@ using Column = std::array<Kernel, MOST + 1>;  // by tokens
 struct Format {
     int block, bytes, unit;  // inputs stored together, the bytes they take in a panel; inputs that share scales
     void (*write)(uint8_t* to, const uint8_t* row, int k, int count, int lane);  // see storage.h
-    bool (*near)(const uint8_t* row, int k);  // of Q4_1; or null
     void (*expand)(const uint8_t* panel, int k, int count, float* to);
     Column kernels;  // that unpack in registers, for as many panels as TILING says
 
@@ -30,13 +29,12 @@ namespace formats {
 extern const Format f32, bf16, f16, q8_0, q4_0, q4_1, q4_1_near, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k;
 }
 
-// `near`: see storage.h.
-inline const Format& format(int32_t kind, [[maybe_unused]] bool near = false) {
+// `near`, of Q4_1 alone: see storage.h.
+inline const Format& format(int32_t kind, bool near = false) {
     using namespace formats;
     static constexpr const Format* all[KINDS] = {&f32,  &bf16, &q8_0, &q4_0, &q4_1, &f16, &q5_0,
                                                  &q5_1, &q2_k, &q3_k, &q4_k, &q5_k, &q6_k};
-    if (near && kind == Q4_1 && WIDE == 16) return q4_1_near;
-    return *all[kind];
+    return near ? q4_1_near : *all[kind];
 }
 
 }  // namespace paceline::PACELINE_ISA

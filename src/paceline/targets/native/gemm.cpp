@@ -64,8 +64,8 @@ class Product {
   public:
     Product() = default;
     Product(const Matrix& w, const float* x, int ldx, int tokens)
-        : format_(&format(w.kind, w.near)), x_(x), panel_bytes_(panel_bytes(w)), ldx_(ldx), inputs_(round_up(w.inputs, BLOCK)),
-          fused_(tokens <= TILING.fused), pairs_(in_pairs(w)), bytes_(in_bytes(w)),
+        : format_(&format(w.kind, w.near)), x_(x), panel_bytes_(panel_bytes(w)), ldx_(ldx),
+          inputs_(round_up(w.inputs, BLOCK)), fused_(tokens <= TILING.fused), pairs_(in_pairs(w)), bytes_(in_bytes(w)),
           tiles_(in_tiles(w)), kind_(w.kind) {
         together = bytes_   ? byte_panels(Cut(tokens, SLAB).largest())
                    : tiles_ ? TILE_BLOCK_PANELS
@@ -236,10 +236,11 @@ size_t packed_bytes(const Matrix& w) { return panels_of(w) * panel_bytes(w); }
 bool pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed) {
     const Format& f = format(w.kind);
     uint8_t* at = packed + output / PANEL * panel_bytes(w);
-    bool near = f.near;
+    using Blocks = StoreBlocks<4, 0, true>;
+    bool near = w.kind == Q4_1;
     for (int k = 0; k < w.inputs; k += f.block, at += f.bytes) {
         f.write(at, row, k, std::min(f.block, w.inputs - k), output % PANEL);
-        near = near && f.near(row, k);
+        near = near && Blocks::is_near(row + k / f.block * Blocks::source);
     }
     return near;
 }

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from paceline.errors import IntegrityError
-from paceline.targets.native.memory import Arena
+from paceline.targets.native.memory import LINE, Arena
 
 MAGIC = b"paceline-packed1"
 _HEAD = struct.Struct("<16sQ32s")
-_LINE, _PAGE = 64, 4096
+_PAGE = 4096
 _ROOM = "paceline.targets."  # objects of no other package are made
 
 
@@ -49,7 +49,7 @@ def write(path: Path, about: Mapping[str, Any], kept: object) -> None:
         file.write(bytes(-file.tell() % _PAGE))
         for tensor in writer.tensors:
             file.write(_bytes(tensor))
-            file.write(bytes(-tensor.nbytes % _LINE))
+            file.write(bytes(-tensor.nbytes % LINE))
 
 
 def read_about(file: BinaryIO) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class _Writer:
         self._alive.append(value)
         number = len(self._alive) - 1
         if isinstance(value, Tensor):
-            place, self.end = self.end, self.end + -(-value.nbytes // _LINE) * _LINE
+            place, self.end = self.end, self.end + -(-value.nbytes // LINE) * LINE
             self.tensors.append(value)
             dtype = str(value.dtype).removeprefix("torch.")
             return {"tensor": number, "place": place, "shape": list(value.shape), "dtype": dtype}

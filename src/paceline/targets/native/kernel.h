@@ -56,16 +56,9 @@ void expand(const uint8_t* panel, int k, int count, float* to) {
 }
 
 template <class S>
-constexpr auto near_of = [] {
-    bool (*near)(const uint8_t*, int) = nullptr;
-    if constexpr (requires { S::near; }) near = S::near;
-    return near;
-}();
-
-template <class S>
 constexpr Format format_of = []<size_t... I>(std::index_sequence<I...>) {
-    return Format{S::block, S::bytes,   S::unit,
-                  S::write, near_of<S>, expand<S>, {nullptr, kernel<S, I + 1, TILING.panels[I + 1]>...}};
+    return Format{S::block, S::bytes,  S::unit,
+                  S::write, expand<S>, {nullptr, kernel<S, I + 1, TILING.panels[I + 1]>...}};
 }(std::make_index_sequence<TILING.largest()>());
 
 }  // namespace

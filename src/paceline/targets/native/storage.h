@@ -53,7 +53,7 @@ struct StoreF16 {
 // rounded: all terms fit into 24 bits.
 //
 // NEAR: m less d * Digits::lift is exact, too, as without a minimum, or where all minima are near enough to their scales
-// (`near`). Then half of the digits of 4 bits may come lifted, which takes less (AVX-512).
+// (`is_near`). Then half of the digits of 4 bits may come lifted, which takes less (AVX-512).
 template <int BITS, int OFFSET, bool MINIMUM, bool NEAR = !MINIMUM>
 struct StoreBlocks {
     using D = Digits<BITS, BLOCK>;
@@ -75,13 +75,12 @@ struct StoreBlocks {
         return scale(D::number(p, turn, i, v), d, m);
     }
 
-    // Of the block of a row, as in the file, that holds input k.
-    static bool near(const uint8_t* row, int k) {
-        if (!MINIMUM || BITS != 4) return true;
-        alignas(64) uint8_t fields[2 * PANEL] = {};
-        std::memcpy(fields, row + (size_t)(k / block) * source, 4);
-        const wf halves = half(fields);
-        const double exact = (double)halves[1] - (double)halves[0] * D::lift;
+    // A block with a minimum, as in the file.
+    static bool is_near(const uint8_t* from) {
+        alignas(64) uint8_t halves[2 * PANEL] = {};
+        std::memcpy(halves, from, fields);
+        const wf numbers = half(halves);
+        const double exact = (double)numbers[1] - (double)numbers[0] * D::lift;
         return (double)(float)exact == exact;
     }
 
