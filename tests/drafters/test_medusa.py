@@ -157,7 +157,7 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("tokens", [None, range(0, 256, 2)])
 def test_the_fast_forward(tier: str, vocabulary: str, tokens: range | None) -> None:
-    """Packed weights compute what the module does; on the native tier, with weights and inputs rounded to 8 bits."""
+    """Packed weights compute what the module does; on the native tier, with weights and inputs rounded."""
     model = small_llama().float()
     head = noisy(model, vocabulary=vocabulary, tokens=tokens)
     if tier == "native":

@@ -379,17 +379,26 @@ def test_blocks_are_read_in_pieces(tmp_path: Path, cache_dir: Path, monkeypatch:
         assert kinds(NativeTarget(model, tokenizer, "blocks")) == {Kind.Q4_1, Kind.Q8_0}
 
 
-@pytest.mark.parametrize(("hidden", "kind"), [(64, Kind.Q8_0), (56, Kind.F32)])
-def test_rounded(hidden: int, kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("hidden", "kind", "kinds", "near"),
+    [
+        (64, Kind.Q8_0, {Kind.Q8_0}, 0.05),
+        (64, Kind.Q4_1, {Kind.Q4_1, Kind.Q8_0}, 0.6),  # 0.07 of each weight, in random layers
+        (56, Kind.Q8_0, {Kind.F32}, 0.05),
+    ],
+)
+def test_rounded(hidden: int, kind: Kind, kinds: set[Kind], near: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near the model, where its rows are made of whole blocks; elsewhere the model itself."""
+    monkeypatch.setattr("paceline.targets.native.storage.ROUNDED", kind)
     size = {"hidden_size": hidden, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    size["tie_word_embeddings"] = False
     ids = random_ids(20)
     model = NativeTarget(small_llama(**size).float())
     rounded = NativeTarget(small_llama(**size).float(), storage="rounded")
-    assert {matrix.kind for matrix in rounded.native.matrices if matrix.c.inputs == hidden} == {kind}
+    assert {matrix.kind for matrix in rounded.native.matrices if matrix.c.inputs == hidden} == kinds
     want, got = chunked(model, ids, 20), chunked(rounded, ids, 20)
     error = float((got - want).std() / want.std())
-    assert 0 < error < 0.05  # the MLP's second matrix has whole blocks in both cases
+    assert 0 < error < near  # the MLP's second matrix has whole blocks in both cases
 
 
 def test_storage_that_cannot_be(tmp_path: Path) -> None:
@@ -657,15 +666,15 @@ def test_a_wheels_library_is_taken_if_it_is_of_these_sources(
         build.library.cache_clear()
 
 
-@pytest.mark.parametrize(("inputs", "near"), [(64, 0.02), (40, 1e-6)])
+@pytest.mark.parametrize(("inputs", "output", "near"), [(64, False, 0.1), (64, True, 0.02), (40, False, 1e-6)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_linear_layer_of_its_own(inputs: int, near: float, bias: bool) -> None:
-    """Rounded to 8 bits where its rows are whole blocks, else as it is."""
+def test_a_linear_layer_of_its_own(inputs: int, output: bool, near: float, bias: bool) -> None:
+    """Rounded to 4 bits where its rows are whole blocks, or to 8; else as it is."""
     draw = torch.Generator().manual_seed(0)
     weight, x = torch.randn(51, inputs, generator=draw), torch.randn(5, inputs, generator=draw)
     added = torch.randn(51, generator=draw) if bias else None
     wanted = torch.nn.functional.linear(x, weight, added)
-    linear = RoundedLinear(weight, added)
+    linear = RoundedLinear(weight, added, output)
     got = linear(x)
     assert float((got - wanted).norm() / wanted.norm()) < near
     assert torch.equal(linear(x[2:3]), got[2:3])

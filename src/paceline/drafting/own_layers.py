@@ -78,12 +78,12 @@ def fast_layers(lm: PreTrainedModel, target: Target) -> Target:
 
 
 def fast_linear(
-    weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, target: Target
+    weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, target: Target, output: bool = False
 ) -> Callable[[Float[Tensor, "rows in"]], Float[Tensor, "rows out"]]:
-    """A linear layer of a head, as fast as the target's tier has it."""
+    """A linear layer of a head, as fast as the target's tier has it; `output`: it makes logits."""
     if target.tier == "native":
         from paceline.targets.native.linear import RoundedLinear
 
-        return RoundedLinear(weight, bias)
+        return RoundedLinear(weight, bias, output)
     fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and can_pack()
     return (PackedLinear if fits else PlainLinear)(weight, bias)

@@ -35,7 +35,7 @@ class MedusaForward:
             self.outputs = [target.logits]
         else:
             assert head.matrix is not None  # `MedusaHead.check` has seen the target
-            self.outputs = [fast_linear(matrix, None, target) for matrix in head.matrix.detach()]
+            self.outputs = [fast_linear(matrix, None, target, output=True) for matrix in head.matrix.detach()]
 
     def __call__(self, hidden: Float[Tensor, "batch hidden"]) -> Guesses:
         """Of the target's last hidden states, before its final norm."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.targets.native.model import ACTIVATIONS, ExpertWeights, LayerWeights, NativeModel, Sizes
-from paceline.targets.native.storage import Storage
+from paceline.targets.native.storage import OUTPUT, Storage
 from paceline.targets.native.weights import BLOCK, Kind, Packed
 from paceline.targets.parts import ExpertParts, LayerParts, ModelParts, Norm
 
@@ -33,7 +33,7 @@ def pack(parts: ModelParts, mode: str, dtype: torch.dtype, source: Path) -> tupl
     embed, head = parts.inputs, parts.outputs
     tied = head.weight.data_ptr() == embed.weight.data_ptr() and head.bias is None
     embedding = storage.pack({f"{family.decoder}.{family.embed}": embed})
-    output = embedding if tied else storage.pack({"lm_head": head})
+    output = embedding if tied else storage.pack({OUTPUT: head})
     if tied:
         head.weight = embed.weight  # both empty now
     return NativeModel(_sizes(parts, layers), layers, _float(parts.norm), output), embedding

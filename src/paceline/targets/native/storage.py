@@ -16,6 +16,9 @@ from paceline.targets.native.blocks import SOME, Blocks
 from paceline.targets.native.memory import Arena, MappedFiles
 from paceline.targets.native.weights import BLOCK, FLOATS, MAX_PARTS, Kind, Packed, Rows
 
+OUTPUT = "lm_head"  # the output matrix, among a model's modules
+ROUNDED = Kind.Q4_1  # what others are stored as where they may be rounded
+
 #: The smaller floats that a mode takes where they are exact, in this order.
 MODES = {
     "auto": (Kind.BF16, Kind.F16),
@@ -36,8 +39,8 @@ class Storage:
             weights, else bfloat16 where that is exact, else float16 where that is, else float32. "stored" is the same
             for a model of `stored.load`, whose weights are still in the file: nothing is compared, and only what is
             not taken as blocks is dequantised. "blocks", "bf16" and "fp16" have only float32 to fall back to, matrix
-            by matrix; "fp32" is float32 for all. "rounded" is the only one that changes the model: blocks of 8 bits
-            near the weights, for drafters.
+            by matrix; "fp32" is float32 for all. "rounded" is the only one that changes the model, for drafters:
+            blocks near the weights, of 8 bits in the output matrix and of 4 in all others.
         source: the GGUF file, if there is one.
         heads: number of heads of the modules that have any, by the last part of their names.
         input_kind: what the products round their inputs to.
@@ -84,7 +87,7 @@ class Storage:
     def _pack(self, modules: Mapping[str, nn.Linear | nn.Embedding], interleaved: bool) -> Packed:
         weights = [module.weight.detach() for module in modules.values()]
         if self._rounded and weights[0].shape[1] % BLOCK == 0:
-            packed = self._as_rounded(weights, interleaved)
+            packed = self._as_rounded(weights, interleaved, Kind.Q8_0 if OUTPUT in modules else ROUNDED)
         else:
             names = list(modules)
             packed = self._as_blocks(names, weights, interleaved) or self._as_floats(names, weights, interleaved)
@@ -119,11 +122,11 @@ class Storage:
         kind = next(exact, Kind.F32)
         return self._fill(kind, weights, interleaved, lambda some: Rows.of(some.to(FLOATS[kind])).data)
 
-    def _as_rounded(self, weights: Sequence[Tensor], interleaved: bool) -> Packed:
+    def _as_rounded(self, weights: Sequence[Tensor], interleaved: bool, kind: Kind) -> Packed:
         def rounded(some: Tensor) -> Tensor:
-            return torch.from_numpy(quantize(some.float().numpy(), GGMLQuantizationType.Q8_0))
+            return torch.from_numpy(quantize(some.float().numpy(), GGMLQuantizationType[kind.name]))
 
-        return self._fill(Kind.Q8_0, weights, interleaved, rounded)
+        return self._fill(kind, weights, interleaved, rounded)
 
     def _fill(
         self, kind: Kind, weights: Sequence[Tensor], interleaved: bool, stored: Callable[[Tensor], Tensor]
