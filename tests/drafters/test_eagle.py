@@ -143,7 +143,7 @@ def test_steps_are_the_forward_over_the_whole_text(tier: str) -> None:
         request.slot, first = 0, len(request.ids) - 1
         drafter.begin(request, {target.num_layers: hidden[:first]})
         request.ids, rest = list(ids), hidden[first:]
-        request.state.waiting.add([rest], range(len(rest)))
+        request.state.waiting.add({target.num_layers: rest}, range(len(rest)))
         tree = TokenTree.root(ids[-1])
         tolerance = {"rtol": 0, "atol": 0.3 if tier == "native" else 1e-4}
         torch.testing.assert_close(drafter.step([request], [tree], 0).hidden[0], want, **tolerance)
@@ -175,7 +175,7 @@ def test_of_a_long_prompt_the_end_is_read(along: int, tail: int, read: int, monk
         got = drafter.step([request], [TokenTree.root(ids[end - 1])], 0).hidden[0]
         torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
         rest = hidden[prompt - 1 :]
-        request.state.waiting.add([rest], range(len(rest)))
+        request.state.waiting.add({target.num_layers: rest}, range(len(rest)))
 
 
 @pytest.mark.parametrize("tokens", [None, range(100)])

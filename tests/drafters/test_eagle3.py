@@ -28,6 +28,7 @@ from paceline.policies.fixed import Fixed
 from paceline.targets import TIERS, make_target
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.native import NativeTarget, available
+from paceline.targets.native.target import Judged
 from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
 from targets.test_native import on_each_set
@@ -119,8 +120,8 @@ def test_steps_are_the_forward_over_the_whole_text(tier: str, kind: dict[str, ob
         request.slot, known = 0, len(request.ids) - 1
         drafter.begin(request, {tap: part[:known] for tap, part in hidden.items()})
         request.ids = list(IDS)
-        rest = [hidden[tap][known:] for tap in drafter.taps]
-        request.state.waiting.add(rest, range(len(rest[0])))
+        rest = {tap: part[known:] for tap, part in hidden.items()}
+        request.state.waiting.add(rest, range(len(IDS) - 1 - known))
         tree = TokenTree.root(IDS[-1])
         step = drafter.step([request], [tree], 0)
         torch.testing.assert_close(step.hidden[0], guessed[0, 0], **tolerance)
@@ -243,7 +244,8 @@ def test_beside_on_each_instruction_set() -> None:
 def test_steps_on_each_instruction_set(token: str) -> None:
     """A draft step in one call has the same bits with any width and number of threads, and near enough the model's."""
     model = small_llama(hidden_size=72).float()
-    head = first_form(model, 2) if token == "joined" else noisy(model, 2, token=ADDED)
+    some = {"tokens": torch.arange(0, 256, 2)}  # else the target itself makes the logits
+    head = first_form(model, 2, **some) if token == "joined" else noisy(model, 2, token=ADDED, **some)
     forward = Eagle(NativeTarget(small_llama(hidden_size=72).float()), head=head, extra=0).forward
     read = torch.randn(1, 9, 72, generator=torch.Generator().manual_seed(0))
     ids = torch.arange(40, 49)[None]
@@ -253,9 +255,12 @@ def test_steps_on_each_instruction_set(token: str) -> None:
         for at in range(0, 9, width):
             piece = slice(at, at + width)
             span = Span(ids[:, piece], np.array([at]))
-            made, logits = forward._run(read[:, piece], span, cache, last=span.width)
+            made, logits, judged = forward._run(read[:, piece], span, cache, last=span.width)
             assert logits is not None
             out.append(torch.cat([made, logits], -1))
+            if forward._steps:
+                assert judged is not None
+                check_judged(logits, judged)
         return torch.cat(out, 1)
 
     assert forward._steps
@@ -265,3 +270,10 @@ def test_steps_on_each_instruction_set(token: str) -> None:
     assert torch.equal(steps(9), alone)
     forward._steps = None
     torch.testing.assert_close(steps(9), alone, rtol=0, atol=0.02)
+
+
+def check_judged(logits: torch.Tensor, judged: Judged) -> None:
+    assert torch.equal(judged.likeliest, logits.argmax(-1))
+    q = logits.double().softmax(-1)
+    wanted = torch.stack([q.amax(-1), torch.special.entr(q).sum(-1)], -1)
+    torch.testing.assert_close(judged.sureness.double(), wanted, rtol=1e-5, atol=1e-6)

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.tree import TokenTree
+from paceline.policies.base import StoppingPolicy
+from paceline.policies.sureness import Sureness
 from paceline.targets.logits import argmax
+
+
+class Told(NamedTuple):
+    """What a greedy request needs to know of a step's logits."""
+
+    token: int  # the likeliest
+    sureness: Sureness
 
 
 class Step(NamedTuple):
@@ -20,6 +29,7 @@ class Step(NamedTuple):
 
     logits: Float[Tensor, "batch tokens"]  # of all tokens of the vocabulary, or of the drafter's `tokens`
     hidden: Float[Tensor, "batch hidden"] | None = None  # which these came of: the input of its final norm
+    told: Sequence[Told] | None = None  # of each row, where the forward itself tells
 
 
 class AutoregressiveDrafter(Drafter):
@@ -54,12 +64,19 @@ class AutoregressiveDrafter(Drafter):
 
     def _extend(self, row: Row, tree: TokenTree, step: Step, depth: int) -> bool:
         """Append the next token unless the policy stops; True if the row wants yet another."""
-        logits, hidden = self.own(row, step.logits[row.slot]), None if step.hidden is None else step.hidden[row.slot]
-        reads_q = row.sampling or row.policy.reads_q or row.constraint
-        q = self.distribution(row, logits, tree.tokens[1:]) if reads_q else None
-        if not self.keeps(row, q, depth, hidden):  # before the draw: it must not depend on the token
-            return False
-        token = self.best(row, logits) if q is None or row.plain else row.draw(q)
+        q = None
+        if step.told and row.plain and _needs_no_more(row.policy):
+            token, sure = step.told[row.slot]
+            if not row.policy.keep(sure, depth):  # type: ignore[arg-type]  # it takes that, or looks at nothing
+                return False
+        else:
+            logits = self.own(row, step.logits[row.slot])
+            hidden = None if step.hidden is None else step.hidden[row.slot]
+            reads_q = row.sampling or row.policy.reads_q or row.constraint
+            q = self.distribution(row, logits, tree.tokens[1:]) if reads_q else None
+            if not self.keeps(row, q, depth, hidden):  # before the draw: it must not depend on the token
+                return False
+            token = self.best(row, logits) if q is None or row.plain else row.draw(q)
         tree.add(token, depth, self.source, q if row.sampling else None)
         return depth + 1 < min(row.room, self.longest) and row.policy.more(depth + 1)
 
@@ -91,3 +108,8 @@ class AutoregressiveDrafter(Drafter):
         """Whether the row's policy keeps the token at `depth`; not if nothing of the vocabulary is allowed there."""
         forbidden = q is not None and not row.plain and bool(q[0].isnan())
         return not forbidden and row.policy.keep(q, depth, hidden)
+
+
+def _needs_no_more(policy: StoppingPolicy) -> bool:
+    """Than what is `Told`."""
+    return policy.reads_sureness or not (policy.reads_q or policy.reads_hidden)

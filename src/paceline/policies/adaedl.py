@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.errors import require
-from paceline.policies.entropy import entropy
+from paceline.policies.sureness import Sureness, sureness
 from paceline.policies.threshold import AdaptiveThreshold
 
 
@@ -39,6 +39,6 @@ class AdaEDL(AdaptiveThreshold):
         )
         self.gamma = gamma
 
-    def score(self, q: Float[Tensor, " vocab"]) -> float:
-        lacking: float = (self.gamma * max(entropy(q), 0.0)) ** 0.5
+    def score(self, q: Float[Tensor, " vocab"] | Sureness) -> float:
+        lacking: float = (self.gamma * max(sureness(q).entropy, 0.0)) ** 0.5
         return 1 - lacking

@@ -48,6 +48,8 @@ class StoppingPolicy:
     limit: int
     #: Whether `keep` looks at q; drafters then compute it even where greedy decoding needs no distribution.
     reads_q = False
+    #: Whether it looks at no more of q than its `Sureness`, which may then be given in its place.
+    reads_sureness = False
     #: Whether `begin_round` and `keep` look at hidden states; see `check`.
     reads_hidden = False
     #: Whether `check` wants to be told what rounds cost here, which somebody must have measured.
@@ -82,7 +84,7 @@ class StoppingPolicy:
 
         Args:
             q: None for a deterministic proposal, a point mass: entropy 0, confidence 1. May be None for a rule that
-                does not read it.
+                does not read it, and a `Sureness` for one that `reads_sureness`.
             hidden: the drafter's last hidden state, which q came of, where `reads_hidden`; None where there is none.
         """
         return True

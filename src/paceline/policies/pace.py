@@ -10,9 +10,9 @@ from torch import Tensor
 
 from paceline.errors import require
 from paceline.policies.base import Setting, StoppingPolicy
-from paceline.policies.entropy import entropy
 from paceline.policies.long_run import LongRun
 from paceline.policies.online import OnlineLogistic, dot, sigmoid
+from paceline.policies.sureness import Sureness, sureness
 
 # Weights before anything is seen: of 1, depth, recent acceptance fast and slow, and then
 AHEAD = (0.5, 0.0, 0.0, 0.0, 0.5)  # the log odds of the token before
@@ -40,6 +40,7 @@ class Pace(StoppingPolicy):
 
     name = "pace"
     reads_q = True
+    reads_sureness = True
     reads_costs = True
 
     def __init__(self, *, k_max: int = 16) -> None:
@@ -72,14 +73,15 @@ class Pace(StoppingPolicy):
         self._features[depth:] = [(features, None)]
         return True
 
-    def keep(self, q: Float[Tensor, " vocab"] | None, depth: int, hidden: Tensor | None = None) -> bool:
+    def keep(self, q: Float[Tensor, " vocab"] | Sureness | None, depth: int, hidden: Tensor | None = None) -> bool:
         ahead, _ = self._features[depth]
         if q is None:  # a drafter of deterministic candidates, which asks how deep only
             self._reached *= self._chance(ahead)
             return True
-        top, spread = confidence(q)
+        sure = sureness(q)
+        top = min(max(sure.top, SURE), 1 - SURE)
         self._last = log(top) - log1p(-top)
-        features = [*ahead[:-1], self._last, spread]
+        features = [*ahead[:-1], self._last, sure.entropy]
         self._features[depth] = ahead, features
         self._reached *= sigmoid(dot(self.seen.mean, features))
         chance = self._chance(self._ahead(depth + 1))
@@ -126,8 +128,3 @@ class Pace(StoppingPolicy):
         """That the token is accepted, as this round sees it."""
         mean, variance = self.ahead.log_odds(ahead)
         return sigmoid(mean + self._hope * sqrt(variance))
-
-
-def confidence(q: Float[Tensor, " vocab"]) -> tuple[float, float]:
-    """Top probability of a draft distribution, kept between `SURE` and 1 - `SURE`, and its entropy in nats."""
-    return min(max(float(q.max()), SURE), 1 - SURE), entropy(q)

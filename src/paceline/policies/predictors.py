@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from paceline.policies.entropy import entropy
+from paceline.policies.sureness import entropy
 
 STEPS = 10  # depths with parameters of their own; deeper tokens share the last (EESD, eq. 5)
 TOP = 10  # largest draft probabilities that predictors see

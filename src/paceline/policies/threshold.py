@@ -7,6 +7,7 @@ from torch import Tensor
 
 from paceline.errors import require
 from paceline.policies.base import StoppingPolicy
+from paceline.policies.sureness import Sureness
 
 
 class AdaptiveThreshold(StoppingPolicy):
@@ -23,6 +24,7 @@ class AdaptiveThreshold(StoppingPolicy):
     """
 
     reads_q = True
+    reads_sureness = True
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class AdaptiveThreshold(StoppingPolicy):
         self.acceptance_rate = alpha  # neutral start: the first rounds move lambda by what they show
         self._stopped = False
 
-    def score(self, q: Float[Tensor, " vocab"]) -> float:
+    def score(self, q: Float[Tensor, " vocab"] | Sureness) -> float:
         """An estimate of the probability that a token drawn from `q` is accepted."""
         raise NotImplementedError
 
@@ -54,7 +56,7 @@ class AdaptiveThreshold(StoppingPolicy):
             self._stopped = False
         return depth < self.limit and not self._stopped
 
-    def keep(self, q: Float[Tensor, " vocab"] | None, depth: int, hidden: Tensor | None = None) -> bool:
+    def keep(self, q: Float[Tensor, " vocab"] | Sureness | None, depth: int, hidden: Tensor | None = None) -> bool:
         if q is None or self.score(q) >= self.threshold:
             return True
         self._stopped = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,12 +25,28 @@ PREFILL_CHUNK = 512  # bounds the attention mask and the activations of a long p
 
 class PassOutput(NamedTuple):
     logits: Float[Tensor, "batch width vocab"]
-    taps: dict[int, Float[Tensor, "batch width hidden"]]  # tap i: the hidden states that enter layer i
+    taps: Mapping[int, Float[Tensor, "batch width hidden"]]  # tap i: the hidden states that enter layer i
     likeliest: Int[Tensor, "batch width"] | None = None  # the first of the largest logits, where the pass tells
 
     def row(self, row: int, width: int) -> PassOutput:
         """One row's part without its padding (views)."""
-        return PassOutput(self.logits[row, :width], {tap: hidden[row, :width] for tap, hidden in self.taps.items()})
+        return PassOutput(self.logits[row, :width], TapsOfRow(self.taps, row, width))
+
+
+class TapsOfRow(Mapping[int, Tensor]):
+    """One row's part of what was tapped: views that are made when they are asked for, since most never are."""
+
+    def __init__(self, taps: Mapping[int, Float[Tensor, "batch width hidden"]], row: int, width: int) -> None:
+        self._taps, self._row, self._width = taps, row, width
+
+    def __getitem__(self, tap: int) -> Float[Tensor, "width hidden"]:
+        return self._taps[tap][self._row, : self._width]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._taps)
+
+    def __len__(self) -> int:
+        return len(self._taps)
 
 
 class Target(ABC):

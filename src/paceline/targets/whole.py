@@ -112,7 +112,7 @@ class WholeTarget(Target):
         return {**by_type, **masks}
 
     def _prefill_pass(self, span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
-        return self.forward(span, cache, taps, keep=1).taps
+        return dict(self.forward(span, cache, taps, keep=1).taps)
 
     def _no_blocks(self) -> UnsupportedModel:
         kind = self.model.config.model_type

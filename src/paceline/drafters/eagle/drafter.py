@@ -14,7 +14,7 @@ from paceline.drafters.eagle.forward import MOST, EagleForward, Guessed
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafters.eagle.waiting import Waiting
-from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
+from paceline.drafting.autoregressive import AutoregressiveDrafter, Step, Told
 from paceline.drafting.base import Row
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.heads import with_blocks
@@ -22,6 +22,7 @@ from paceline.drafting.text_vocabulary import TextVocabulary
 from paceline.drafting.tree import TokenTree, tree_span
 from paceline.drafting.tree_drafter import max_candidates
 from paceline.errors import require
+from paceline.policies.sureness import Sureness
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
@@ -80,6 +81,7 @@ class Eagle(AutoregressiveDrafter):
         self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
         made, self.folder = take_eagle(head, with_blocks(target, self.source), layers=k)
         self.tokens = made.tokens
+        self._ids = None if made.tokens is None else made.tokens.tolist()
         self.tree = min(tree, target.vocab_size if made.tokens is None else len(made.tokens))
         self.competes = self.tree > 1
         self.reads_costs = self.auto and self.competes
@@ -107,14 +109,15 @@ class Eagle(AutoregressiveDrafter):
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         budget = self.new_budget() if self.reads_costs else None
-        row.state = EagleState(Waiting([hidden[tap][-MOST:].clone() for tap in self.taps], MOST), budget)
+        last = {tap: hidden[tap][-MOST:].clone() for tap in self.taps}
+        row.state = EagleState(Waiting(self.taps, last, MOST), budget)
         self.forward.begin(row)
         if self._text:
             self._text.begin(row.slot)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: EagleState = row.state
-        state.waiting.add([out.taps[tap] for tap in self.taps], path)
+        state.waiting.add(out.taps, path)
         if state.budget:
             state.budget.observe(row.ids[state.length :])
 
@@ -146,7 +149,14 @@ class Eagle(AutoregressiveDrafter):
             span = Span(ids, self.forward.starts(len(rows)), offset=depth)
             made = self.forward.nodes(self._states, span)
         self._states = made.states
-        return Step(self._logits(made)[:, 0], made.states[:, 0])
+        return Step(self._logits(made)[:, 0], made.states[:, 0], self._told(made))
+
+    def _told(self, made: Guessed) -> list[Told] | None:
+        """Unless tokens of the text compete with the head's own."""
+        if made.judged is None or self._text:
+            return None
+        found = zip(made.judged.likeliest[:, 0].tolist(), made.judged.sureness[:, 0].tolist(), strict=True)
+        return [Told(self._ids[at] if self._ids else at, Sureness(*sure)) for at, sure in found]
 
     def _logits(self, made: Guessed) -> Float[Tensor, "batch width tokens"]:
         return self._text.logits(self.forward.features(made.states), made.logits) if self._text else made.logits

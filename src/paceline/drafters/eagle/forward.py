@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.drafters.eagle.fused_head import Eagle3Head, WideLayer
 from paceline.drafters.eagle.head import EagleHead
-from paceline.drafters.eagle.waiting import Waiting
+from paceline.drafters.eagle.waiting import Taps, Waiting
 from paceline.drafting.base import Row
 from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import fast_layers, fast_linear
@@ -23,8 +23,9 @@ from paceline.targets.target import Target
 
 if TYPE_CHECKING:
     from paceline.drafters.eagle.native_step import NativeSteps
+    from paceline.targets.native.target import Judged
 
-    Made = tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None]
+    Made = tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None, Judged | None]
 
 ALONG = 16  # tokens that a row may catch up with in the pass over its root
 TAIL = 16  # most tokens that are read at once: of a long prompt, or when drafting was not asked for, only the last ones
@@ -34,6 +35,7 @@ MOST = TAIL + ALONG  # tokens whose hidden states are needed of a prompt
 class Guessed(NamedTuple):
     states: Float[Tensor, "batch width hidden"]  # from which the next step goes on
     logits: Float[Tensor, "batch width tokens"]  # of the tokens that can be drafted
+    judged: Judged | None = None  # what was told of them besides
 
 
 class EagleForward:
@@ -118,27 +120,25 @@ class EagleForward:
         """What is guessed at the roots, once what waits has been read."""
         self.catch_up(rows)
         news = [self._taken(row) for row in rows]
-        cache, counts = self.cache.rows(0, len(rows)), np.array([len(new) for new in news])
+        cache, counts = self.cache.rows(0, len(rows)), [len(new[0]) for new in news]
         # Before a prompt of one token there is nothing: its first draft is a blind guess, whose slot the truth gets.
-        width = max(*counts, 1)
-        if len(news) == 1 and len(news[0]) == width:
-            hidden = news[0][None]
-        else:
-            hidden = torch.stack([nn.functional.pad(new, (0, 0, 0, width - len(new))) for new in news])
-        ids = [(row.ids[-max(len(new), 1) :] + [0] * width)[:width] for row, new in zip(rows, news, strict=True)]
-        span = Span(torch.tensor(ids, device=self.target.device), cache.lengths.copy())
-        states, logits = self._read(hidden, span, cache, last=1 if len(rows) == 1 else 0)
-        cache.lengths += counts
+        width = max(1, *counts)
+        hidden = [_side_by_side(of_tap, width) for of_tap in zip(*news, strict=True)]
+        ids = [(row.ids[-max(count, 1) :] + [0] * width)[:width] for row, count in zip(rows, counts, strict=True)]
+        span = Span(torch.from_numpy(np.array(ids)).to(self.target.device), cache.lengths.copy())
+        states, logits, judged = self._read(hidden, span, cache, last=1 if len(rows) == 1 else 0)
+        for row, count in enumerate(counts):
+            cache.lengths[row] += count
         if logits is not None:
-            return Guessed(states[:, -1:], logits)
-        states = states[range(len(rows)), np.maximum(counts - 1, 0)][:, None]
+            return Guessed(states[:, -1:], logits, judged)
+        states = states[range(len(rows)), [max(count - 1, 0) for count in counts]][:, None]
         return Guessed(states, self.head(states))
 
     def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span) -> Guessed:
         """What is guessed at nodes of the trees, from the states guessed at their parents."""
-        states, logits = self._run(states, span, self.cache.rows(0, span.batch), last=span.width)
+        states, logits, judged = self._run(states, span, self.cache.rows(0, span.batch), last=span.width)
         assert logits is not None
-        return Guessed(states, logits)
+        return Guessed(states, logits, judged)
 
     def features(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         """What the output matrix reads of guessed states."""
@@ -155,36 +155,33 @@ class EagleForward:
                 self._read_waiting(row, waiting - ALONG)
 
     @staticmethod
-    def _taken(row: Row) -> Float[Tensor, "tokens hidden"]:
+    def _taken(row: Row) -> Taps:
         """What waits, and no longer does; nothing of a row that is not drafted for."""
         waiting: Waiting = row.state.waiting
-        taken = waiting.whole()
-        if row.room <= 0:
-            return taken[:0]
-        waiting.keep(0)
-        return taken
+        return waiting.take(None if row.room > 0 else 0)
 
     def _read_waiting(self, row: Row, count: int) -> None:
         """Read the first `count` of what waits, or only the last of them."""
-        waiting, own = row.state.waiting.whole(), self.cache.rows(row.slot, row.slot + 1)
+        own, end = self.cache.rows(row.slot, row.slot + 1), len(row.ids) - len(row.state.waiting) + count
         if count > TAIL:
             own.lengths[0] = 0
-        piece, end = waiting[max(count - TAIL, 0) : count], len(row.ids) - len(waiting) + count
-        ids = torch.tensor([row.ids[end - len(piece) : end]], device=self.target.device)
-        self._read(piece[None], Span(ids, own.lengths.copy()), own)
-        own.lengths += len(piece)
-        row.state.waiting.keep(len(waiting) - count)
+        pieces = [tap[None, -TAIL:] for tap in row.state.waiting.take(count)]
+        length = pieces[0].shape[1]
+        ids = torch.tensor([row.ids[end - length : end]], device=self.target.device)
+        self._read(pieces, Span(ids, own.lengths.copy()), own)
+        own.lengths += length
 
     def _read(
-        self, hidden: Float[Tensor, "batch width taps*hidden"], span: Span, cache: KVCache, last: int = 0
+        self, taps: Sequence[Float[Tensor, "batch width hidden"]], span: Span, cache: KVCache, last: int = 0
     ) -> Made:
         """Behind tokens whose hidden states are known; see `_run`. The target's feature stands for a guessed state, or
         several of its states, fused.
         """
         if self._steps:
-            return self._with_logits(self._steps.roots(hidden, span, cache, 0 if self._every else last), last)
+            return self._with_logits(*self._steps.roots(taps, span, cache, 0 if self._every else last), last)
         if self.token_norm is None:
-            return self._run(self.target.features(hidden), span, cache, last)
+            return self._run(self.target.features(taps[0]), span, cache, last)
+        hidden = torch.cat(list(taps), -1)
         if self.token_in is not None:
             hidden = self._normed(hidden)
         return self._run(self.fc(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1), span, cache, last)
@@ -192,12 +189,13 @@ class EagleForward:
     def _run(self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int = 0) -> Made:
         """The head's states, and logits of the `last` nodes: of a single row, or of all nodes in several."""
         if self._steps:
-            return self._with_logits(self._steps.nodes(states, span, cache, 0 if self._every else last), last)
-        return self._with_logits((self._by_parts(states, span, cache), None), last)
+            return self._with_logits(*self._steps.nodes(states, span, cache, 0 if self._every else last), last)
+        return self._with_logits(self._by_parts(states, span, cache), None, last)
 
-    def _with_logits(self, made: Made, last: int) -> Made:
-        states, logits = made
-        return states, self.head(states[:, -last:]) if last and logits is None else logits
+    def _with_logits(self, states: Float[Tensor, "batch width hidden"], judged: Judged | None, last: int) -> Made:
+        if judged:
+            return states, judged.logits, judged
+        return states, self.head(states[:, -last:]) if last else None, None
 
     def _by_parts(
         self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache
@@ -211,3 +209,10 @@ class EagleForward:
         else:
             entered, beside = self.state_norm(states), self.token_norm(embedded)
         return self.layers.layers(entered, span, cache, 0, self.count, beside=beside)
+
+
+def _side_by_side(rows: Sequence[Float[Tensor, "tokens hidden"]], width: int) -> Float[Tensor, "batch width hidden"]:
+    """Rows of different lengths as a batch, filled up with zeros."""
+    if len(rows) == 1 and len(rows[0]) == width:
+        return rows[0][None]
+    return torch.stack([nn.functional.pad(row, (0, 0, 0, width - len(row))) for row in rows])

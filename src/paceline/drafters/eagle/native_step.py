@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,8 @@ from paceline.targets.native import NativeTarget
 from paceline.targets.parts import Norm
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Float
     from torch import Tensor
 
@@ -17,9 +20,10 @@ if TYPE_CHECKING:
     from paceline.drafters.eagle.head import EagleHead
     from paceline.targets.cache import KVCache
     from paceline.targets.native.linear import RoundedLinear
+    from paceline.targets.native.target import Judged
     from paceline.targets.span import Span
 
-    Made = tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None]
+    Made = tuple[Float[Tensor, "batch width hidden"], Judged | None]
 
 
 class NativeSteps:
@@ -41,20 +45,22 @@ class NativeSteps:
     ) -> None:
         self._layers, hidden = layers, target.config.hidden_size
         if token_in is None:
-            self._nodes = target.entry._replace(matrix=fc.packed, joined=True)
-            self._roots = self._nodes._replace(piece_norm=target.native.norm)
+            self._nodes = replace(target.entry, matrix=fc.packed, joined=True)
+            self._roots = replace(self._nodes, piece_norm=target.native.norm)
         else:
-            self._nodes = target.entry._replace(matrix=token_in.packed, norm=_norm(head.entry_norm))
+            self._nodes = replace(target.entry, matrix=token_in.packed, norm=_norm(head.entry_norm))
             plain = Norm(torch.ones(hidden), None, head.config.model["rms_norm_eps"])
-            self._roots = self._nodes._replace(piece_norm=plain, fuse=fc.packed)
+            self._roots = replace(self._nodes, piece_norm=plain, fuse=fc.packed)
 
-    def roots(self, hidden: Float[Tensor, "batch width taps*hidden"], span: Span, cache: KVCache, last: int) -> Made:
+    def roots(
+        self, hidden: Sequence[Float[Tensor, "batch width hidden"]], span: Span, cache: KVCache, last: int
+    ) -> Made:
         """From what the target's layers gave; see `NativeTarget.step`."""
         return self._layers.step(self._roots, hidden, span, cache, last)
 
     def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int) -> Made:
         """From what the step before guessed."""
-        return self._layers.step(self._nodes, states, span, cache, last)
+        return self._layers.step(self._nodes, [states], span, cache, last)
 
 
 def _norm(module: Any) -> Norm:

@@ -2,47 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+Taps = Sequence[Float[Tensor, "tokens hidden"]]  # what a head reads side by side, each by itself
+
 
 class Waiting:
-    """Hidden states of the target that a head has not read, `[tokens, taps * hidden]`, up to the token before the root.
+    """Hidden states of the target that a head has not read, up to the token before the root.
 
     Most are never read where a head is seldom asked, so they are put together when they are. Of many, some more than
     the last `most` stay.
+
+    Args:
+        order: the taps that the head reads.
+        first: what there is of them, `[tokens, hidden]` each.
     """
 
-    def __init__(self, first: Sequence[Float[Tensor, "tokens hidden"]], most: int) -> None:
-        self._pieces: list[tuple[Sequence[Tensor], Sequence[int]]] = [(first, range(len(first[0])))]
-        self._most, self._count = most, len(first[0])
+    def __init__(self, order: Sequence[int], first: Mapping[int, Tensor], most: int) -> None:
+        self._nothing = [first[tap][:0] for tap in order]
+        self._order, self._most, self._count = order, most, len(first[order[0]])
+        self._pieces: list[tuple[Mapping[int, Tensor], Sequence[int]]] = [(first, range(self._count))]
 
     def __len__(self) -> int:
         """Tokens."""
         return self._count
 
-    def add(self, taps: Sequence[Float[Tensor, "nodes hidden"]], path: Sequence[int]) -> None:
+    def add(self, taps: Mapping[int, Float[Tensor, "nodes hidden"]], path: Sequence[int]) -> None:
         """The nodes `path` of what a pass has tapped."""
         self._pieces.append((taps, path))
         self._count += len(path)
         while self._count - len(self._pieces[0][1]) > self._most:
             self._count -= len(self._pieces.pop(0)[1])
 
-    def whole(self) -> Float[Tensor, "tokens width"]:
-        pieces = [torch.cat([_rows(tap, path) for tap in taps], -1) for taps, path in self._pieces if len(path)]
-        if len(pieces) != 1:
-            nothing = [tap[:0] for tap in self._pieces[0][0]]
-            pieces = [torch.cat(pieces) if pieces else torch.cat(nothing, -1)]
-        self._pieces = [(pieces, range(len(pieces[0])))]
-        return pieces[0]
-
-    def keep(self, count: int) -> None:
-        """Only the last ones; the others have been read."""
-        rest = self.whole()[len(self) - count :]
-        self._pieces, self._count = [([rest], range(count))], count
+    def take(self, count: int | None = None) -> Taps:
+        """The first `count`, or all: they wait no longer."""
+        pieces = [[_rows(taps[tap], path) for tap in self._order] for taps, path in self._pieces if len(path)]
+        self._pieces, taken = [], self._nothing
+        if pieces:
+            taken = pieces[0] if len(pieces) == 1 else [torch.cat(of_tap) for of_tap in zip(*pieces, strict=True)]
+        if count is not None and count < self._count:
+            rest = {tap: hidden[count:] for tap, hidden in zip(self._order, taken, strict=True)}
+            self._pieces.append((rest, range(self._count - count)))
+            taken = [hidden[:count] for hidden in taken]
+        self._count -= len(taken[0])
+        return taken
 
 
 def _rows(hidden: Float[Tensor, "nodes hidden"], path: Sequence[int]) -> Float[Tensor, "path hidden"]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -145,7 +146,8 @@ class LayerWeights:
         )
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True)
+class Entry:
     """What makes that which enters the first layer: the tokens' embeddings, or what a matrix makes of them and of
     states.
 
@@ -166,12 +168,11 @@ class Entry(NamedTuple):
     piece_norm: Norm | None = None
     fuse: Packed | None = None
 
-    def c(self, ids: Int[Tensor, " tokens"], states: Float[Tensor, "tokens pieces*hidden"] | None) -> CEntry:
-        """Points into all of them."""
-        pieces = 0 if states is None else states.shape[-1] // self.embedding.c.inputs
-        of_tokens = ctypes.addressof(self.embedding.c), ids.data_ptr(), self.scale, c_norm(self.norm)
-        of_states = self.joined, pieces, pointer(states), c_norm(self.piece_norm), c_matrix(self.fuse)
-        return CEntry(*of_tokens, c_matrix(self.matrix), *of_states)
+    @cached_property
+    def made(self) -> CEntry:
+        """Points into all of them; tokens and states are a pass's own."""
+        of_tokens = ctypes.addressof(self.embedding.c), None, self.scale, c_norm(self.norm), c_matrix(self.matrix)
+        return CEntry(*of_tokens, self.joined, 0, None, c_norm(self.piece_norm), c_matrix(self.fuse))
 
 
 class NativeModel:
@@ -243,12 +244,13 @@ class NativeModel:
         *,
         context: int,
         entry: Entry | None = None,
-        states: Float[Tensor, "tokens pieces*hidden"] | None = None,
+        states: Sequence[Float[Tensor, "tokens hidden"]] = (),
         skip: bytes | None = None,
         beside: Float[Tensor, "tokens hidden"] | None = None,
         taps: Mapping[int, Float[Tensor, "tokens hidden"]] | None = None,
         logits: Float[Tensor, "last vocab"] | None = None,
         likeliest: Int[Tensor, " last"] | None = None,
+        sureness: Float[Tensor, "last 2"] | None = None,
     ) -> None:
         """Layers `start .. stop-1`, in place over `hidden`; writes the tokens' keys and values. All tensors are
         contiguous.
@@ -256,12 +258,13 @@ class NativeModel:
         Args:
             ropes: the tables of angles that layers name.
             context: positions end here.
-            entry: makes what enters of the span's tokens and `states`; `hidden` need not hold anything.
+            entry: makes what enters of the span's tokens and the pieces of `states`; `hidden` need not hold anything.
             skip: two flags a layer of the range: leave out its attention, its MLP.
             beside: what the attention of layer `start` reads besides, see `Target.layers`.
             taps: filled with what enters these layers, which are above `start` and at most `stop`.
             logits: filled with those of the last tokens: final norm and output matrix.
             likeliest: filled with the first of the largest of each of these.
+            sureness: filled with the probability of that, and the entropy in nats.
 
         Raises:
             IndexError: a token that is not there.
@@ -277,15 +280,21 @@ class NativeModel:
         addresses = cache.addresses
         call.cache = addresses.ctypes.data
         if entry:
-            call.entry = entry.c(ids, states)
+            call.entry = entry.made
+            pieces = (ctypes.c_void_p * len(states))(*(state.data_ptr() for state in states))
+            call.entry.ids, call.entry.pieces, call.entry.states = ids.data_ptr(), len(states), ctypes.addressof(pieces)
         if taps:
-            entering = (ctypes.c_void_p * (stop - start))(*(pointer(taps.get(i + 1)) for i in range(start, stop)))
-            call.taps = ctypes.addressof(entering)
+            leaving = (ctypes.c_void_p * (stop - start))()
+            for tap, tapped in taps.items():
+                if tap > start:
+                    leaving[tap - start - 1] = tapped.data_ptr()
+            call.taps = ctypes.addressof(leaving)
         if skip:
             call.skip = ctypes.cast(ctypes.c_char_p(skip), ctypes.c_void_p)
         if logits is not None:
             call.logits, call.logits_from = logits.data_ptr(), ids.numel() - len(logits)
-        call.beside, call.hidden, call.likeliest = pointer(beside), hidden.data_ptr(), pointer(likeliest)
+        call.beside, call.hidden = pointer(beside), hidden.data_ptr()
+        call.likeliest, call.sureness = pointer(likeliest), pointer(sureness)
         if not self._library.paceline_pass(self._c, ctypes.byref(call)):
             raise IndexError("a token is not in the vocabulary")
 

@@ -112,7 +112,7 @@ struct Entry {  // what makes that which enters the first layer
     Matrix matrix;              // outputs 0: none
     int32_t joined;             // whether it reads [embedding | state]; else the state is added to what it makes
     int32_t pieces;             // that a state is made of
-    const float* states;        // [tokens, pieces * hidden], where there is a matrix
+    const float* const* states; // of each piece: [tokens, hidden], where there is a matrix
     Norm piece_norm;            // of each piece
     Matrix fuse;                // makes one of the pieces; outputs 0: there is one
 };
@@ -131,6 +131,7 @@ struct Call {  // a pass as Python asks for it
     float* hidden;               // [tokens, hidden], in place
     float* logits;               // [tokens - logits_from, vocabulary], or null
     int64_t* likeliest;          // of each of these tokens; or null
+    float* sureness;             // [tokens - logits_from, 2]: top probability, entropy in nats; or null
 };
 
 struct Pass : Call {  // with all that the kernels need

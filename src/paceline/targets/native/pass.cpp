@@ -118,7 +118,7 @@ class LayerPass {
 void enter(Team& team, const Model& m, const Pass& p, const Buffers& b) {
     const Entry& e = p.entry;
     const bool alone = !e.matrix.outputs;
-    const int ld = alone ? m.hidden : b.ldx, wide = e.pieces * m.hidden;
+    const int ld = alone ? m.hidden : b.ldx;
     float* const embedded = alone ? p.hidden : b.x;
     team.each(p.tokens, 4, [&](int t, int) {
         float* row = embedded + (size_t)t * ld;
@@ -131,8 +131,7 @@ void enter(Team& team, const Model& m, const Pass& p, const Buffers& b) {
     const int lds = e.joined ? ld : m.hidden;
     for (int piece = 0; piece < e.pieces; piece++) {
         float* to = e.fuse.outputs ? b.fused + piece * m.hidden : states;
-        norm_rows(team, e.piece_norm, e.states + piece * m.hidden, wide, p.tokens, m.hidden, to,
-                  e.fuse.outputs ? b.ldf : lds);
+        norm_rows(team, e.piece_norm, e.states[piece], m.hidden, p.tokens, m.hidden, to, e.fuse.outputs ? b.ldf : lds);
     }
     if (e.fuse.outputs) {
         round_inputs(team, e.fuse, b.fused, b.ldf, p.tokens);
@@ -175,7 +174,8 @@ void run(const Model& m, const Pass& p) {
         }
         if (p.logits)
             logits_of(team, m, p.hidden + (size_t)p.logits_from * m.hidden, tailing, b.x, b.ldx, p.logits);
-        if (p.logits && p.likeliest) likeliest_rows(team, p.logits, tailing, m.head.outputs, p.likeliest);
+        if (p.logits && p.likeliest)
+            choose_rows(team, p.logits, tailing, m.head.outputs, p.likeliest, p.sureness);
     });
 }
 

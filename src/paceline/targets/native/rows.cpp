@@ -175,7 +175,7 @@ void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float
     });
 }
 
-void likeliest_rows(Team& team, const float* logits, int tokens, int size, int64_t* likeliest) {
+void choose_rows(Team& team, const float* logits, int tokens, int size, int64_t* likeliest, float* sureness) {
     constexpr int PIECE = 256;
     team.each(tokens, 1, [&](int t, int) {
         const float* row = logits + (size_t)t * size;
@@ -187,6 +187,12 @@ void likeliest_rows(Team& team, const float* logits, int tokens, int size, int64
         }
         const float* at = std::find(row + from, row + size, most);
         likeliest[t] = at < row + size ? at - row : 0;
+        if (!sureness) return;
+        const vf top = splat<vf>(most);
+        const float total = sum_over(row, size, [=](vf v, vf sum) { return sum + exp(v - top); });
+        const float weighted = sum_over(row, size, [=](vf v, vf sum) { return sum + (v - top) * exp(v - top); });
+        sureness[2 * t] = 1.0f / total;
+        sureness[2 * t + 1] = std::log(total) - weighted / total;
     });
 }
 

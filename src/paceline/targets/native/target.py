@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
     from paceline.targets.span import Span
 
 MAX_HEAD_DIM = 256  # of attention.cpp
+
+
+class Judged(NamedTuple):
+    """What a head says at some nodes."""
+
+    logits: Float[Tensor, "batch width vocab"]
+    likeliest: Int[Tensor, "batch width"]  # the first of the largest
+    sureness: Float[Tensor, "batch width 2"]  # its probability, and the entropy of all in nats
 
 
 class NativeTarget(Target):
@@ -105,7 +114,7 @@ class NativeTarget(Target):
         rows = self._embedding.rows(span.ids.flatten()).view(*span.ids.shape, -1)
         return rows if self._scale == 1.0 else rows.mul_(self._scale)
 
-    @property
+    @cached_property
     def entry(self) -> Entry:
         """What makes that which enters the first layer."""
         return Entry(self._embedding, self._scale)
@@ -157,18 +166,24 @@ class NativeTarget(Target):
         return self.layers(hidden, span, cache, start, self.num_layers, taps=tapped), tapped
 
     def step(
-        self, entry: Entry, states: Float[Tensor, "batch width pieces*hidden"], span: Span, cache: KVCache, last: int
-    ) -> tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last vocab"] | None]:
+        self, entry: Entry, states: Sequence[Float[Tensor, "batch width hidden"]], span: Span, cache: KVCache, last: int
+    ) -> tuple[Float[Tensor, "batch width hidden"], Judged | None]:
         """What leaves the last layer, and logits, where `entry` makes what enters the first of tokens and states: a
         draft step of a head, which has no embeddings of its own.
 
         Args:
+            states: the pieces of each.
             last: how many nodes have logits: the last ones of a single row, all, or none.
         """
-        hidden, states = torch.empty(*span.ids.shape, self.config.hidden_size), states.contiguous()
-        logits = torch.empty(span.batch, last, self.native.outputs) if last else None
-        self._run(hidden, span, cache, 0, self.num_layers, entry=entry, states=states, logits=logits)
-        return hidden, logits
+        hidden = torch.empty(*span.ids.shape, self.config.hidden_size)
+        pieces, size = [state.contiguous() for state in states], (span.batch, last)
+        if not last:
+            self._run(hidden, span, cache, 0, self.num_layers, entry=entry, states=pieces)
+            return hidden, None
+        logits = torch.empty(*size, self.native.outputs)
+        made = Judged(logits, torch.empty(size, dtype=torch.int64), torch.empty(*size, 2))
+        self._run(hidden, span, cache, 0, self.num_layers, entry=entry, states=pieces, **made._asdict())
+        return hidden, made
 
     def _run(
         self,
