@@ -246,7 +246,7 @@ def test_steps_on_each_instruction_set(token: str) -> None:
     model = small_llama(hidden_size=72).float()
     some = {"tokens": torch.arange(0, 256, 2)}  # else the target itself makes the logits
     head = first_form(model, 2, **some) if token == "joined" else noisy(model, 2, token=ADDED, **some)
-    forward = Eagle(NativeTarget(small_llama(hidden_size=72).float()), head=head, extra=0).forward
+    forward = Eagle(NativeTarget(small_llama(hidden_size=72).float()), head=head, extra=0, tree=4).forward
     read = torch.randn(1, 9, 72, generator=torch.Generator().manual_seed(0))
     ids = torch.arange(40, 49)[None]
 
@@ -273,7 +273,8 @@ def test_steps_on_each_instruction_set(token: str) -> None:
 
 
 def check_judged(logits: torch.Tensor, judged: Judged) -> None:
-    assert torch.equal(judged.likeliest, logits.argmax(-1))
-    q = logits.double().softmax(-1)
-    wanted = torch.stack([q.amax(-1), torch.special.entr(q).sum(-1)], -1)
-    torch.testing.assert_close(judged.sureness.double(), wanted, rtol=1e-5, atol=1e-6)
+    logps, likeliest = logits.double().log_softmax(-1).topk(judged.likeliest.shape[-1])
+    assert torch.equal(judged.likeliest, likeliest)
+    torch.testing.assert_close(judged.logps.double(), logps, rtol=1e-5, atol=1e-6)
+    entropies = torch.special.entr(logits.double().softmax(-1)).sum(-1)
+    torch.testing.assert_close(judged.entropies.double(), entropies, rtol=1e-5, atol=1e-6)

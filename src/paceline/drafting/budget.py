@@ -29,6 +29,7 @@ LASTING = 0.5 ** (1 / 2000)  # and for the requests that come after it after 200
 HEAVY = 1e6  # a weight of what is new that is as good as any
 CLASSES = (0.5,)  # tokens that are expected with more, or less, are judged apart
 START = 8.0  # rounds of plain decoding that the rate starts from
+GOES_ON = 0.6  # how often a drafted token is right after one that was
 DOUBT = 2.0  # the factor by which drafters may expect too little
 
 
@@ -122,10 +123,12 @@ class Budget:
         return (START + self._tokens) / (START * self.costs(rows, slots, rows) / rows + self._seconds)
 
     def min_score(self, rows: int, drafting: float = 0.0) -> float:
-        """Candidates with lower scores than this are as good as never worth verifying; nor, if a level takes `drafting`
-        seconds, is what comes after them worth drafting.
+        """Candidates with lower scores than this are as good as never worth verifying. If a level takes `drafting`
+        seconds: what comes after such candidates is not worth drafting, as a rule.
         """
-        return self.rate(rows) * (self.costs.slope / DOUBT + drafting / TRUST)
+        if drafting:
+            return self.rate(rows) * (self.costs.slope + drafting) / GOES_ON
+        return self.rate(rows) * self.costs.slope / DOUBT
 
     def choose(self, tree: TokenTree, rows: int = 1, others: int = 0, slots: int | None = None) -> TokenTree:
         """The part of `tree` that is worth verifying, best candidates first: `take` what was `plan`ned."""

@@ -9,9 +9,11 @@ from random import Random
 
 EDGES = (0.02, 0.1, 0.3, 0.8)  # of what is gained without the source: what it adds depends on it
 HOPE, SPREAD = 0.2, 0.3  # tokens that an unknown source is expected to add, and their standard deviation
-WEIGHT = 6.0  # rounds whose outcome weighs as much as what was believed before
+WEIGHT = 6.0  # rounds whose outcome weighs as much as that,
+ALIKE = 24.0  # or as what other requests have shown: these differ less than rounds do
 FADING = 0.5 ** (1 / 300)  # what was seen counts half after so many times that the source was asked
 LEAST = 1e-3  # variance that is always left
+FIRST = 5  # times in which it may come down at once: the very first is slow for its own reasons
 STEP = 1.1  # the factor by which one round may change what asking is thought to take
 HOPEFUL = 0.5 ** (1 / 200)  # each round without asking, it is thought to take so much less
 
@@ -23,7 +25,7 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self._seconds, self._idle = 0.0, 0
+        self._seconds, self._idle, self._asked = 0.0, 0, 0
 
     @property
     def seconds(self) -> float:
@@ -35,9 +37,11 @@ class Stopwatch:
 
     def learn(self, seconds: float) -> None:
         """Asking took so long this round."""
+        self._asked += 1
         if self._seconds:
             most = STEP ** (1 + min(self._idle, 100))
-            seconds = min(max(seconds, self._seconds / most), self._seconds * most)
+            least = 0.0 if self._asked <= FIRST else self._seconds / most
+            seconds = min(max(seconds, least), self._seconds * most)
         self._seconds, self._idle = seconds, 0
 
 
@@ -86,9 +90,12 @@ class Gate:
 
     def _belief(self, kind: int) -> tuple[float, float, float]:
         """Mean, variance and how many rounds they rest on."""
-        mean, variance, _ = self._before._belief(kind) if self._before else (HOPE, SPREAD**2, WEIGHT)
+        mean, variance, weight = HOPE, SPREAD**2, WEIGHT
+        if self._before:
+            mean, variance, known = self._before._belief(kind)
+            weight = min(known, ALIKE)
         count, total, squares = self._seen[kind]
-        together = WEIGHT + count
-        updated = (WEIGHT * mean + total) / together
-        spread = (WEIGHT * (variance + mean**2) + squares) / together - updated**2
+        together = weight + count
+        updated = (weight * mean + total) / together
+        spread = (weight * (variance + mean**2) + squares) / together - updated**2
         return updated, max(spread, LEAST), together

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +29,7 @@ from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
 
 FADING = 0.1  # weight of the newest among measured seconds
+TOLD = 8  # most of the likeliest tokens that are looked for one by one
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Eagle(AutoregressiveDrafter):
         self.competes = self.tree > 1
         self.reads_costs = self.auto and self.competes
         self.hidden_width = target.config.hidden_size
-        self.forward = EagleForward(made, target)
+        self.forward = EagleForward(made, target, min(self.tree, TOLD))
         self.taps = self.forward.taps
         trimmed = made.tokens if made.shares_output else None
         self._text = None if trimmed is None or not extra else TextVocabulary(target, trimmed, extra)
@@ -155,8 +157,11 @@ class Eagle(AutoregressiveDrafter):
         """Unless tokens of the text compete with the head's own."""
         if made.judged is None or self._text:
             return None
-        found = zip(made.judged.likeliest[:, 0].tolist(), made.judged.sureness[:, 0].tolist(), strict=True)
-        return [Told(self._ids[at] if self._ids else at, Sureness(*sure)) for at, sure in found]
+        found = zip(*(some[:, 0].tolist() for some in made.judged[1:]), strict=True)
+        return [Told(self._named(at), Sureness(exp(logp), entropy)) for (at, *_), (logp, *_), entropy in found]
+
+    def _named(self, at: int) -> int:
+        return self._ids[at] if self._ids else at
 
     def _logits(self, made: Guessed) -> Float[Tensor, "batch width tokens"]:
         return self._text.logits(self.forward.features(made.states), made.logits) if self._text else made.logits
@@ -170,8 +175,8 @@ class Eagle(AutoregressiveDrafter):
             # All rows go on by as many nodes at a time: those of a row that stopped are padding.
             stop = first + len(trees[growing[0].slot].newest)
             made = self._expand(rows, trees, first, stop)
-            self._states, logits = made.states, self._logits(made)
-            growing = [row for row in growing if self._grow(row, trees[row.slot], logits[row.slot], depth, len(rows))]
+            self._states = made.states
+            growing = [row for row in growing if self._grow(row, trees[row.slot], made, depth, len(rows))]
             if depth:
                 seconds = (now() - began) / len(rows)
                 self._seconds += FADING * (seconds - self._seconds) if self._seconds else seconds
@@ -188,19 +193,30 @@ class Eagle(AutoregressiveDrafter):
         span = tree_span([tree.expanded for tree in trees], self.forward.starts(len(rows)), self.target.device)
         return self.forward.nodes(read, span.part(first, stop))
 
-    def _grow(self, row: Row, tree: DynamicTree, logits: Float[Tensor, "width tokens"], depth: int, rows: int) -> bool:
+    def _grow(self, row: Row, tree: DynamicTree, made: Guessed, depth: int, rows: int) -> bool:
         """Add a level of candidates unless the policy stops; True if the row wants yet another."""
-        logits, tokens = self.own(row, logits), self.vocabulary(row)
-        path = [tree.expanded.tokens[node] for node in tree.expanded.path(tree.newest[0])[1:]]
-        q = self.distribution(row, logits[0], path) if row.policy.reads_q else None
-        if not self.keeps(row, q, depth, self._states[row.slot, 0]):
+        hidden = made.states[row.slot, 0] if row.policy.reads_hidden else None
+        if not self.keeps(row, self._best_q(row, tree, made) if row.policy.reads_q else None, depth, hidden):
             return False
-        logps, at = logits.log_softmax(-1).topk(self.tree)
-        tree.propose((at if tokens is None else tokens[at]).tolist(), logps.tolist())
+        tree.propose(*self._likeliest(row, made))
         budget: Budget | None = row.state.budget
         if depth + 1 == row.room or not row.policy.more(depth + 1):
             return False
         return tree.descend(budget.min_score(rows, self._seconds) if budget else 0.0)
+
+    def _best_q(self, row: Row, tree: DynamicTree, made: Guessed) -> Float[Tensor, " tokens"]:
+        """The distribution behind the likeliest of the newest nodes."""
+        path = [tree.expanded.tokens[node] for node in tree.expanded.path(tree.newest[0])[1:]]
+        return self.distribution(row, self.own(row, self._logits(made)[row.slot, 0]), path)
+
+    def _likeliest(self, row: Row, made: Guessed) -> tuple[list[list[int]], list[list[float]]]:
+        """`tree` tokens behind each of the newest nodes, and their log-probabilities."""
+        if made.judged and not self._text and self.tree <= TOLD:
+            found = made.judged.likeliest[row.slot].tolist()
+            return [[self._named(at) for at in some] for some in found], made.judged.logps[row.slot].tolist()
+        logps, at = self.own(row, self._logits(made)[row.slot]).log_softmax(-1).topk(self.tree)
+        tokens = self.vocabulary(row)
+        return (at if tokens is None else tokens[at]).tolist(), logps.tolist()
 
     def _chosen(self, row: Row, grown: DynamicTree, rows: int) -> TokenTree:
         state: EagleState = row.state

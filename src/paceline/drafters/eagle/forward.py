@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Made = tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None, Judged | None]
 
-ALONG = 16  # tokens that a row may catch up with in the pass over its root
+ALONG = 4  # tokens that a row may catch up with in the pass over its root
 TAIL = 16  # most tokens that are read at once: of a long prompt, or when drafting was not asked for, only the last ones
 MOST = TAIL + ALONG  # tokens whose hidden states are needed of a prompt
 
@@ -47,6 +47,9 @@ class EagleForward:
 
     `row.state.waiting` are hidden states of the target that the head has not read (`Waiting`).
 
+    Args:
+        top: how many of the likeliest tokens to tell, where the logits come with them.
+
     Attributes:
         taps: which of the target's hidden states it reads, side by side.
         count: decoder layers.
@@ -54,8 +57,8 @@ class EagleForward:
             rows of its output matrix come with them.
     """
 
-    def __init__(self, head: EagleHead | Eagle3Head, target: Target) -> None:
-        self.target, self.count = target, head.config.layers
+    def __init__(self, head: EagleHead | Eagle3Head, target: Target, top: int = 1) -> None:
+        self.target, self.count, self.top = target, head.config.layers, top
         self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach(), target)
         self.token_norm: nn.Module | None = None  # of EAGLE-3: of what its first layer reads beside the state,
         self.state_norm: nn.Module = nn.Identity()  # and of the state that passes by it, where that is normed
@@ -178,7 +181,7 @@ class EagleForward:
         several of its states, fused.
         """
         if self._steps:
-            return self._with_logits(*self._steps.roots(taps, span, cache, 0 if self._every else last), last)
+            return self._with_logits(*self._steps.roots(taps, span, cache, 0 if self._every else last, self.top), last)
         if self.token_norm is None:
             return self._run(self.target.features(taps[0]), span, cache, last)
         hidden = torch.cat(list(taps), -1)
@@ -189,7 +192,9 @@ class EagleForward:
     def _run(self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int = 0) -> Made:
         """The head's states, and logits of the `last` nodes: of a single row, or of all nodes in several."""
         if self._steps:
-            return self._with_logits(*self._steps.nodes(states, span, cache, 0 if self._every else last), last)
+            return self._with_logits(
+                *self._steps.nodes(states, span, cache, 0 if self._every else last, self.top), last
+            )
         return self._with_logits(self._by_parts(states, span, cache), None, last)
 
     def _with_logits(self, states: Float[Tensor, "batch width hidden"], judged: Judged | None, last: int) -> Made:

@@ -53,14 +53,16 @@ class NativeSteps:
             self._roots = replace(self._nodes, piece_norm=plain, fuse=fc.packed)
 
     def roots(
-        self, hidden: Sequence[Float[Tensor, "batch width hidden"]], span: Span, cache: KVCache, last: int
+        self, hidden: Sequence[Float[Tensor, "batch width hidden"]], span: Span, cache: KVCache, last: int, top: int
     ) -> Made:
         """From what the target's layers gave; see `NativeTarget.step`."""
-        return self._layers.step(self._roots, hidden, span, cache, last)
+        return self._layers.step(self._roots, hidden, span, cache, last, top)
 
-    def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int) -> Made:
+    def nodes(
+        self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int, top: int
+    ) -> Made:
         """From what the step before guessed."""
-        return self._layers.step(self._nodes, [states], span, cache, last)
+        return self._layers.step(self._nodes, [states], span, cache, last, top)
 
 
 def _norm(module: Any) -> Norm:

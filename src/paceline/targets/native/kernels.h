@@ -28,8 +28,8 @@ void activate_rows(Team& team, const Model& model, const float* wide, int ldw, i
 void place_heads(Team& team, const Model& model, const Layer& layer, const Pass& pass, int index, float* qkv, int ldq);
 // logits, times `scale`, then cap * tanh(logit / cap) if there is a cap.
 void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float* logits);
-// The first of the largest of each row; and where `sureness` is not null, the probability of this one and the entropy.
-void choose_rows(Team& team, const float* logits, int tokens, int size, int64_t* likeliest, float* sureness);
+// The largest of each row of logits, and what the pass tells of them.
+void judge_rows(Team& team, const Pass& pass, int tokens, int size);
 inline bool swiglu(const Model& model) { return model.activation == SILU && model.gated; }  // an epilogue of its own
 // Floats of a row in front of another activation.
 inline int wide_stride(const Model& model, int inner) {

@@ -249,8 +249,9 @@ class NativeModel:
         beside: Float[Tensor, "tokens hidden"] | None = None,
         taps: Mapping[int, Float[Tensor, "tokens hidden"]] | None = None,
         logits: Float[Tensor, "last vocab"] | None = None,
-        likeliest: Int[Tensor, " last"] | None = None,
-        sureness: Float[Tensor, "last 2"] | None = None,
+        likeliest: Int[Tensor, "last top"] | None = None,
+        logps: Float[Tensor, "last top"] | None = None,
+        entropies: Float[Tensor, " last"] | None = None,
     ) -> None:
         """Layers `start .. stop-1`, in place over `hidden`; writes the tokens' keys and values. All tensors are
         contiguous.
@@ -263,8 +264,9 @@ class NativeModel:
             beside: what the attention of layer `start` reads besides, see `Target.layers`.
             taps: filled with what enters these layers, which are above `start` and at most `stop`.
             logits: filled with those of the last tokens: final norm and output matrix.
-            likeliest: filled with the first of the largest of each of these.
-            sureness: filled with the probability of that, and the entropy in nats.
+            likeliest: filled with the largest of each of these, of equal ones the first one first.
+            logps, entropies: filled with their log-probabilities, and the entropy in nats. More than one are told with
+                these only.
 
         Raises:
             IndexError: a token that is not there.
@@ -294,7 +296,9 @@ class NativeModel:
         if logits is not None:
             call.logits, call.logits_from = logits.data_ptr(), ids.numel() - len(logits)
         call.beside, call.hidden = pointer(beside), hidden.data_ptr()
-        call.likeliest, call.sureness = pointer(likeliest), pointer(sureness)
+        if likeliest is not None:
+            call.top, call.likeliest = likeliest.shape[-1], likeliest.data_ptr()
+            call.logps, call.entropies = pointer(logps), pointer(entropies)
         if not self._library.paceline_pass(self._c, ctypes.byref(call)):
             raise IndexError("a token is not in the vocabulary")
 

@@ -130,8 +130,9 @@ struct Call {  // a pass as Python asks for it
     const uint8_t* skip;         // two flags a layer of the range: leave out its attention, its MLP; or null
     float* hidden;               // [tokens, hidden], in place
     float* logits;               // [tokens - logits_from, vocabulary], or null
-    int64_t* likeliest;          // of each of these tokens; or null
-    float* sureness;             // [tokens - logits_from, 2]: top probability, entropy in nats; or null
+    int32_t top;                 // how many of the likeliest are told
+    int64_t* likeliest;          // [tokens - logits_from, top], of equal ones the first one first; or null
+    float *logps, *entropies;    // their log-probabilities; of each of these tokens, in nats; or both null
 };
 
 struct Pass : Call {  // with all that the kernels need

@@ -174,8 +174,7 @@ void run(const Model& m, const Pass& p) {
         }
         if (p.logits)
             logits_of(team, m, p.hidden + (size_t)p.logits_from * m.hidden, tailing, b.x, b.ldx, p.logits);
-        if (p.logits && p.likeliest)
-            choose_rows(team, p.logits, tailing, m.head.outputs, p.likeliest, p.sureness);
+        if (p.logits && p.likeliest) judge_rows(team, p, tailing, m.head.outputs);
     });
 }
 

@@ -74,6 +74,18 @@ float largest(const float* x, int count) {
     return found;
 }
 
+inline int first_of_the_largest(const float* row, int size) {
+    constexpr int PIECE = 256;
+    float most = -std::numeric_limits<float>::infinity();
+    int from = 0;
+    for (int d = 0; d < size; d += PIECE) {
+        const float here = largest(row + d, std::min(PIECE, size - d));
+        if (here > most) most = here, from = d;
+    }
+    const float* at = std::find(row + from, row + size, most);
+    return at < row + size ? at - row : 0;
+}
+
 }  // namespace
 
 void norm_rows(Team& team, const Norm& norm, const float* x, int ldx, int tokens, int size, float* y, int ldy,
@@ -175,24 +187,23 @@ void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float
     });
 }
 
-void choose_rows(Team& team, const float* logits, int tokens, int size, int64_t* likeliest, float* sureness) {
-    constexpr int PIECE = 256;
+void judge_rows(Team& team, const Pass& pass, int tokens, int size) {
     team.each(tokens, 1, [&](int t, int) {
-        const float* row = logits + (size_t)t * size;
-        float most = -std::numeric_limits<float>::infinity();
-        int from = 0;
-        for (int d = 0; d < size; d += PIECE) {
-            const float here = largest(row + d, std::min(PIECE, size - d));
-            if (here > most) most = here, from = d;
+        float* row = pass.logits + (size_t)t * size;
+        int64_t* places = pass.likeliest + (size_t)t * pass.top;
+        float* values = pass.logps ? pass.logps + (size_t)t * pass.top : nullptr;
+        for (int i = 0; i < pass.top; i++) {
+            places[i] = first_of_the_largest(row, size);
+            if (!values) return;  // one, without what it is worth
+            values[i] = row[places[i]];
+            row[places[i]] = -std::numeric_limits<float>::infinity();
         }
-        const float* at = std::find(row + from, row + size, most);
-        likeliest[t] = at < row + size ? at - row : 0;
-        if (!sureness) return;
-        const vf top = splat<vf>(most);
-        const float total = sum_over(row, size, [=](vf v, vf sum) { return sum + exp(v - top); });
-        const float weighted = sum_over(row, size, [=](vf v, vf sum) { return sum + (v - top) * exp(v - top); });
-        sureness[2 * t] = 1.0f / total;
-        sureness[2 * t + 1] = std::log(total) - weighted / total;
+        for (int i = pass.top; i-- > 0;) row[places[i]] = values[i];
+        const vf most = splat<vf>(values[0]);
+        const float total = sum_over(row, size, [=](vf v, vf sum) { return sum + exp(v - most); });
+        const float weighted = sum_over(row, size, [=](vf v, vf sum) { return sum + (v - most) * exp(v - most); });
+        for (int i = pass.top; i-- > 0;) values[i] -= values[0] + std::log(total);
+        pass.entropies[t] = std::log(total) - weighted / total;
     });
 }
 

@@ -51,7 +51,9 @@ class CCall(ctypes.Structure):
         *((name, ctypes.c_void_p * ROPES) for name in ("cosine", "sine")),
         ("cache", ctypes.c_void_p),
         ("entry", CEntry),
-        *((name, ctypes.c_void_p) for name in ("beside", "taps", "skip", "hidden", "logits", "likeliest", "sureness")),
+        *((name, ctypes.c_void_p) for name in ("beside", "taps", "skip", "hidden", "logits")),
+        ("top", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("likeliest", "logps", "entropies")),
     )
 
 

@@ -39,8 +39,9 @@ class Judged(NamedTuple):
     """What a head says at some nodes."""
 
     logits: Float[Tensor, "batch width vocab"]
-    likeliest: Int[Tensor, "batch width"]  # the first of the largest
-    sureness: Float[Tensor, "batch width 2"]  # its probability, and the entropy of all in nats
+    likeliest: Int[Tensor, "batch width top"]  # of the largest, of equal ones the first one first
+    logps: Float[Tensor, "batch width top"]  # their log-probabilities
+    entropies: Float[Tensor, "batch width"]  # in nats
 
 
 class NativeTarget(Target):
@@ -155,7 +156,7 @@ class NativeTarget(Target):
         tapped = _room_for(taps, start, hidden, shape)
         logits = torch.empty(*span.ids.shape, self.native.outputs)
         likeliest = torch.empty(span.ids.shape, dtype=torch.int64)
-        outputs = {"logits": logits, "likeliest": likeliest}
+        outputs = {"logits": logits, "likeliest": likeliest[..., None]}
         self._run(moving, span, cache, start, self.num_layers, entry=entry, taps=tapped, **outputs)
         return PassOutput(logits, tapped, likeliest)
 
@@ -166,7 +167,13 @@ class NativeTarget(Target):
         return self.layers(hidden, span, cache, start, self.num_layers, taps=tapped), tapped
 
     def step(
-        self, entry: Entry, states: Sequence[Float[Tensor, "batch width hidden"]], span: Span, cache: KVCache, last: int
+        self,
+        entry: Entry,
+        states: Sequence[Float[Tensor, "batch width hidden"]],
+        span: Span,
+        cache: KVCache,
+        last: int,
+        top: int = 1,
     ) -> tuple[Float[Tensor, "batch width hidden"], Judged | None]:
         """What leaves the last layer, and logits, where `entry` makes what enters the first of tokens and states: a
         draft step of a head, which has no embeddings of its own.
@@ -174,6 +181,7 @@ class NativeTarget(Target):
         Args:
             states: the pieces of each.
             last: how many nodes have logits: the last ones of a single row, all, or none.
+            top: how many of the likeliest tokens are told.
         """
         hidden = torch.empty(*span.ids.shape, self.config.hidden_size)
         pieces, size = [state.contiguous() for state in states], (span.batch, last)
@@ -181,7 +189,8 @@ class NativeTarget(Target):
             self._run(hidden, span, cache, 0, self.num_layers, entry=entry, states=pieces)
             return hidden, None
         logits = torch.empty(*size, self.native.outputs)
-        made = Judged(logits, torch.empty(size, dtype=torch.int64), torch.empty(*size, 2))
+        likeliest, logps = torch.empty(*size, top, dtype=torch.int64), torch.empty(*size, top)
+        made = Judged(logits, likeliest, logps, torch.empty(size))
         self._run(hidden, span, cache, 0, self.num_layers, entry=entry, states=pieces, **made._asdict())
         return hidden, made
 
