@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 START = 8.0  # plain rounds' worth of time by which the rate that is foreseen weighs
+RENEWED = 8  # rounds after which costs are asked for again
 FADING = 0.5 ** (1 / 100)  # what was seen counts half after 100 rounds
 
 
@@ -16,12 +17,13 @@ class LongRun:
 
     Args:
         cost: of a round by how many tokens it drafts and verifies, in rounds without a draft. What it says stands for
-            a round, since it is needed often.
+            some rounds, since it is needed often.
     """
 
     def __init__(self, cost: Callable[[int], float]) -> None:
         self.cost, self._costs = cost, list[float]()
         self._tokens = self._time = 0.0  # fading
+        self._rounds = 0
 
     def rate(self, foreseen: float = 1.0) -> float:
         """rho, in tokens by the time of a plain round; `foreseen` is what it is thought to be before rounds show it."""
@@ -61,7 +63,9 @@ class LongRun:
         """A round's outcome."""
         self._tokens = self._tokens * FADING + accepted + 1
         self._time = self._time * FADING + self.cost(drafted)
-        self._costs.clear()
+        self._rounds += 1
+        if self._rounds % RENEWED == 0:
+            self._costs.clear()
 
     def _up_to(self, limit: int) -> list[float]:
         """What rounds of 0 to `limit` tokens cost."""
