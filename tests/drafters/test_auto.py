@@ -14,7 +14,7 @@ from helpers import hf_greedy, one_thread  # noqa: F401
 from paceline.api import LLM
 from paceline.drafters.auto import Auto, datastore
 from paceline.drafters.eagle.drafter import Eagle
-from paceline.drafters.eagle.forward import ALONG, TAIL
+from paceline.drafters.eagle.forward import ALONG, MOST, TAIL
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
@@ -162,7 +162,7 @@ def test_a_head_that_is_not_asked_reads_nothing(tmp_path: Path, monkeypatch: pyt
     for _ in llm.engine.run([request]):
         if rounds <= 20:
             assert not eagle.forward.cache.lengths.any()
-            assert len(request.state.memory[at].state.waiting) == len(request.ids) - 1
+            assert len(request.state.memory[at].state.waiting) >= min(len(request.ids) - 1, MOST)
         elif rounds == 21:
             assert eagle.forward.cache.lengths[0] == TAIL + ALONG
     assert rounds > 25

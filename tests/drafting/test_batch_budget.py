@@ -44,7 +44,7 @@ def test_no_other_width_is_worth_more(scores: list[list[float]], costs: Costs, p
     """At the probabilities and the rate of first rounds; `plain` rows have nothing to choose."""
     rows, others = len(scores) + plain, [data.draw(st.integers(0, 3)) for _ in scores]
     made = shares([chain(one) for one in scores], costs, rows, others)
-    taken = spend(made, rows)
+    taken = spend(made, rows).trees
     narrow = max(others)
 
     def worth(width: int) -> float:
@@ -60,18 +60,18 @@ def test_no_other_width_is_worth_more(scores: list[list[float]], costs: Costs, p
 
 def test_one_row_likely_to_be_right_does_not_widen_the_pass_of_all() -> None:
     trees = [chain([0.95, 0.9]), *[chain([0.1, 0.05])] * 7]
-    assert [tree.drafted for tree in spend(shares(trees, CPU, 8), 8)] == [0] * 8
-    [alone] = spend(shares(trees[:1], CPU, 1), 1)
+    assert [tree.drafted for tree in spend(shares(trees, CPU, 8), 8).trees] == [0] * 8
+    [alone] = spend(shares(trees[:1], CPU, 1), 1).trees
     assert alone.drafted == 2
-    assert [tree.drafted for tree in spend(shares(trees, FLAT, 8), 8)] == [2] * 8
+    assert [tree.drafted for tree in spend(shares(trees, FLAT, 8), 8).trees] == [2] * 8
 
 
 def test_goes_to_plain_decoding_by_itself() -> None:
     """Where eight rows fill the machine: 8 tokens of width cost nearly what 16 give."""
     dear = Costs({1: 1.0, 8: 4.0, 16: 8.0, 64: 32.0})
-    drafted = [sum(t.drafted for t in spend(shares([chain([0.7])] * n, dear, n), n)) for n in (1, 8)]
+    drafted = [sum(t.drafted for t in spend(shares([chain([0.7])] * n, dear, n), n).trees) for n in (1, 8)]
     assert drafted[1] == 0
-    assert spend([], 3) == []
+    assert spend([], 3).trees == []
 
 
 class Curious(Costs):
@@ -84,7 +84,7 @@ class Curious(Costs):
 
 def test_a_pass_for_the_sake_of_knowing() -> None:
     trees = [chain([0.001, 0.0005, 0.0001]), chain([0.001]), chain([])]
-    assert [tree.drafted for tree in spend(shares(trees, Curious({1: 1.0, 16: 4.0}), 3), 3)] == [2, 1, 0]
+    assert [tree.drafted for tree in spend(shares(trees, Curious({1: 1.0, 16: 4.0}), 3), 3).trees] == [2, 1, 0]
 
 
 def test_requests_learn_what_the_shared_pass_took() -> None:

@@ -17,6 +17,7 @@ from paceline.drafting.batch_budget import spend
 from paceline.drafting.budget import Budget, Deferred
 from paceline.drafting.gate import Gate, Stopwatch
 from paceline.drafting.pool import Pool
+from paceline.drafting.rest import Rest
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter, reach
 from paceline.errors import OptionError, require
@@ -79,7 +80,7 @@ class Merge(TreeDrafter):
         self.shares_cache = any(part.shares_cache for part in self.parts)
         self.taps = tuple({tap for part in self.parts for tap in part.taps})
         self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
-        self.random = Random(0)
+        self.random, self.rest = Random(0), Rest()
         self.known = {at: Gate() for at in (*self.free, *self.paid)}  # what all requests have shown
         self.stopwatches = {at: Stopwatch() for at in self.known}
 
@@ -103,16 +104,23 @@ class Merge(TreeDrafter):
 
     # -- a round ---------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        trees = [TokenTree.root(row.ids[-1]) for row in rows]
+        trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
+        if self.auto and not self.whole and self.rest.rests(together):
+            return trees
+        began = now()
         views: dict[int, list[Any]] = {at: [row.state.memory[at] for row in rows] for at in self.whole}
         # The first drafts last: the target's pass may go on from what it left in the cache (see `enter`).
         drafts = {at: self.whole[at].draft(views[at]) for at in reversed(self.whole)}
         for at in self.whole:
             for view, own, tree in zip(views[at], drafts[at], trees, strict=True):
                 view.tree, view.places = own, _copy(own, tree)
-        pools = [self._pool(row, len(rows) + self.others, tree.drafted) for row, tree in zip(rows, trees, strict=True)]
+        pools = [self._pool(row, together, tree.drafted) for row, tree in zip(rows, trees, strict=True)]
         self._gather(rows, pools)
-        return [_graft(own, tree) for own, tree in zip(self._chosen(pools), trees, strict=True)]
+        if not self.auto:
+            return [_graft(pool.best(self.max_candidates), tree) for pool, tree in zip(pools, trees, strict=True)]
+        spent = spend([pool.share for pool in pools], together)
+        self.rest.learn(together, spent.gain, spent.rate, now() - began)
+        return [_graft(own, tree) for own, tree in zip(spent.trees, trees, strict=True)]
 
     def _pool(self, row: Row, rows: int, others: int) -> Pool:
         state: MergeState = row.state
@@ -144,12 +152,6 @@ class Merge(TreeDrafter):
         for row, view in zip(rows, views, strict=True):
             view.asked = row in asked
         self.paid[at].catch_up(views)
-
-    def _chosen(self, pools: Sequence[Pool]) -> list[TokenTree]:
-        """What is verified: what pays, or without an automatic budget the nodes with the best scores."""
-        if self.auto:
-            return spend([pool.share for pool in pools], len(pools) + self.others)
-        return [pool.best(self.max_candidates) for pool in pools]
 
     def _proposed(
         self, at: int, rows: Sequence[Row], asked: Sequence[Row], depths: Sequence[int]

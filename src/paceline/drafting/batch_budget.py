@@ -27,7 +27,20 @@ class Share(NamedTuple):
     slots: int
 
 
-def spend(shares: Sequence[Share], rows: int) -> list[TokenTree]:
+class Spent(NamedTuple):
+    """What is verified of each request's candidates.
+
+    Attributes:
+        gain: tokens that they are expected to bring, less those that their time would bring otherwise.
+        rate: these, a second.
+    """
+
+    trees: list[TokenTree]
+    gain: float
+    rate: float
+
+
+def spend(shares: Sequence[Share], rows: int) -> Spent:
     """What is verified of each request's candidates, so that the batch gets most tokens for its time.
 
     All trees are padded to the widest, so the only choice is that one's width: a further token of it costs as much as
@@ -37,16 +50,18 @@ def spend(shares: Sequence[Share], rows: int) -> list[TokenTree]:
     Args:
         rows: how many requests share the pass: these, and others who have nothing to choose.
     """
-    if rows == 1 or not shares:
-        return [share.budget.take(share.plan, share.drafting) for share in shares]
+    if not shares:
+        return Spent([], 0.0, 0.0)
+    if rows == 1:
+        [(budget, plan, _, drafting, length)] = shares
+        return Spent([budget.take(plan, drafting)], plan.gain, budget.rate(rows, length))
     costs, slots = shares[0].budget.costs, fmean(share.slots for share in shares)
     narrow = max(share.others for share in shares)
     wide = max(share.others + len(share.plan.order) for share in shares)
     widths = range(rows * (narrow + 1), rows * (wide + 1) + 1, rows)
     seconds = costs.series(widths, slots, rows)
-    rate = fmean(share.budget.rate(rows, slots) for share in shares) if wide > narrow else 0.0
-    gain = most = 0.0
-    best = narrow
+    rate = fmean(share.budget.rate(rows, slots) for share in shares)
+    best, gain, most = narrow, 0.0, 0.0
     for width in range(narrow + 1, wide + 1):
         gain -= rate * (seconds[width - narrow] - seconds[width - narrow - 1])
         gain += sum(sum(share.plan.probabilities[width - share.others - 1 :][:1]) for share in shares)
@@ -55,7 +70,8 @@ def spend(shares: Sequence[Share], rows: int) -> list[TokenTree]:
     if (probed := costs.probe(widths)) is not None:
         best = narrow + widths.index(probed)
     taken = seconds[best - narrow] / rows
-    return [
+    trees = [
         share.budget.verify(share.plan, min(best - share.others, len(share.plan.order)), taken + share.drafting)
         for share in shares
     ]
+    return Spent(trees, most, rate)

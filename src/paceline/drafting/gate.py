@@ -11,25 +11,28 @@ EDGES = (0.02, 0.1, 0.3, 0.8)  # of what is gained without the source: what it a
 HOPE, SPREAD = 0.2, 0.3  # tokens that an unknown source is expected to add, and their standard deviation
 WEIGHT = 6.0  # rounds whose outcome weighs as much as that,
 ALIKE = 24.0  # or as what other requests have shown: these differ less than rounds do
-FADING = 0.5 ** (1 / 300)  # what was seen counts half after so many times that the source was asked
+FADING = 0.5 ** (1 / 300)
 LEAST = 1e-3  # variance that is always left
 FIRST = 5  # times in which it may come down at once: the very first is slow for its own reasons
 STEP = 1.1  # the factor by which one round may change what asking is thought to take
-HOPEFUL = 0.5 ** (1 / 200)  # each round without asking, it is thought to take so much less
+HOPEFUL = 0.5 ** (1 / 200)
 
 
 class Stopwatch:
     """What asking a source takes: near the median of what was measured lately, so that other programs' bursts count for
     little. The longer ago it was asked, the less it is thought to take: it is asked again some time, and what is seen
     then counts the more.
+
+    Args:
+        hopeful: each round without asking, it is thought to take so much less.
     """
 
-    def __init__(self) -> None:
-        self._seconds, self._idle, self._asked = 0.0, 0, 0
+    def __init__(self, hopeful: float = HOPEFUL) -> None:
+        self._seconds, self._idle, self._asked, self._hopeful = 0.0, 0, 0, hopeful
 
     @property
     def seconds(self) -> float:
-        return self._seconds * HOPEFUL**self._idle
+        return self._seconds * self._hopeful**self._idle
 
     def idle(self) -> None:
         """It was not asked this round."""
@@ -52,10 +55,12 @@ class Gate:
 
     Args:
         before: what is believed before anything is seen, and is told of all that is; None: a hope.
+        fading: what was seen counts so much less each time that the source is asked.
+        weight: rounds whose outcome weighs as much as that hope.
     """
 
-    def __init__(self, before: Gate | None = None) -> None:
-        self._before = before
+    def __init__(self, before: Gate | None = None, fading: float = FADING, weight: float = WEIGHT) -> None:
+        self._before, self._fading, self._weight = before, fading, weight
         self._seen = [[0.0, 0.0, 0.0] for _ in range(len(EDGES) + 1)]  # count, sum and squares of gains, fading
 
     def asks(self, without: float, lost: float, random: Random) -> bool:
@@ -72,7 +77,7 @@ class Gate:
         """It was asked, and brought so much."""
         seen = self._seen[bisect(EDGES, without)]
         for at, value in enumerate((1.0, gain, gain**2)):
-            seen[at] = seen[at] * FADING + value
+            seen[at] = seen[at] * self._fading + value
         if self._before:
             self._before.learn(without, gain)
 
@@ -90,7 +95,7 @@ class Gate:
 
     def _belief(self, kind: int) -> tuple[float, float, float]:
         """Mean, variance and how many rounds they rest on."""
-        mean, variance, weight = HOPE, SPREAD**2, WEIGHT
+        mean, variance, weight = HOPE, SPREAD**2, self._weight
         if self._before:
             mean, variance, known = self._before._belief(kind)
             weight = min(known, ALIKE)

@@ -9,10 +9,12 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.clock import now
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.batch_budget import Share, spend
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.lookup import DraftSource
+from paceline.drafting.rest import Rest
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.targets.target import PassOutput, Target
@@ -43,6 +45,7 @@ class TreeDrafter(Drafter):
         super().__init__(target)
         self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
         self.reads_costs = self.auto
+        self.rest = Rest()
 
     def remember(self, row: Row) -> Any:
         """What there is to remember of a request that joins; its prompt is in `row.ids`."""
@@ -67,7 +70,10 @@ class TreeDrafter(Drafter):
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
+        if self.auto and self.rest.rests(together):
+            return trees
         shares: dict[int, Share] = {}
+        began = now()
         for at, row in enumerate(rows):
             state: TreeState = row.state
             state.length, depth, budget = len(row.ids), reach(row), state.budget
@@ -77,8 +83,11 @@ class TreeDrafter(Drafter):
             if budget:
                 plan = budget.plan(trees[at], together, slots=state.length)
                 shares[at] = Share(budget, plan, others=0, drafting=0.0, slots=state.length)
-        for at, tree in zip(shares, spend(list(shares.values()), together), strict=True):
-            trees[at] = tree
+        if shares:
+            spent = spend(list(shares.values()), together)
+            for at, tree in zip(shares, spent.trees, strict=True):
+                trees[at] = tree
+            self.rest.learn(together, spent.gain, spent.rate, now() - began)
         return trees
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:

@@ -1,0 +1,56 @@
+"""Whether a batch drafts at all in a round, or rests: decodes plainly, which nothing has to be asked for."""
+
+from __future__ import annotations
+
+from random import Random
+
+from paceline.drafting.gate import Gate, Stopwatch
+
+FIRST = 8  # rounds that say too little
+FADING = 0.5 ** (1 / 40)  # texts change: what drafts were worth counts half after so many rounds,
+HOPEFUL = 0.5 ** (1 / 16)  # and while it rests drafting is soon thought to take little
+
+
+class Rest:
+    """Drafting takes time before anything is known of a round's candidates. Where they are mostly worth less than that,
+    no choice among them makes it good: the batch had better not look for any. It does so again some rounds later, and
+    goes on as long as it pays.
+
+    What drafts are worth, and the time for them, depend on how many requests share the pass: each power of two is
+    judged by itself.
+    """
+
+    def __init__(self) -> None:
+        self._random = Random(0)
+        self._known: dict[int, _Known] = {}
+
+    def rests(self, rows: int) -> bool:
+        """Whether so many requests had better not draft in this round."""
+        known = self._known.get(rows.bit_length())
+        if known is None or known.rounds < FIRST:
+            return False
+        if known.gate.asks(0.0, known.rate * known.stopwatch.seconds, self._random):
+            return False
+        known.stopwatch.idle()
+        return True
+
+    def learn(self, rows: int, gain: float, rate: float, seconds: float) -> None:
+        """They drafted.
+
+        Args:
+            gain: tokens that the round is expected to bring because of it, less those that the longer pass would.
+            rate: tokens a second that time brings otherwise.
+            seconds: that drafting took.
+        """
+        known = self._known.setdefault(rows.bit_length(), _Known())
+        known.gate.learn(0.0, gain)
+        known.stopwatch.learn(seconds)
+        known.rate, known.rounds = rate, known.rounds + 1
+
+
+class _Known:
+    """Of so many requests."""
+
+    def __init__(self) -> None:
+        self.gate, self.stopwatch = Gate(fading=FADING, weight=1.0), Stopwatch(HOPEFUL)
+        self.rate, self.rounds = 0.0, 0
