@@ -16,8 +16,8 @@ from paceline.drafting.base import Drafter, Row
 from paceline.drafting.batch_budget import spend
 from paceline.drafting.budget import Budget, Deferred
 from paceline.drafting.gate import Gate, Stopwatch
+from paceline.drafting.pause import Pause
 from paceline.drafting.pool import Pool
-from paceline.drafting.rest import Rest
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter, reach
 from paceline.errors import OptionError, require
@@ -80,7 +80,7 @@ class Merge(TreeDrafter):
         self.shares_cache = any(part.shares_cache for part in self.parts)
         self.taps = tuple({tap for part in self.parts for tap in part.taps})
         self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
-        self.random, self.rest = Random(0), Rest()
+        self.random, self.pause = Random(0), Pause()
         self.known = {at: Gate() for at in (*self.free, *self.paid)}  # what all requests have shown
         self.stopwatches = {at: Stopwatch() for at in self.known}
 
@@ -105,7 +105,7 @@ class Merge(TreeDrafter):
     # -- a round ---------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
-        if self.auto and not self.whole and self.rest.rests(together):
+        if self.auto and not self.whole and self.pause.pauses(together):
             return trees
         began = now()
         views: dict[int, list[Any]] = {at: [row.state.memory[at] for row in rows] for at in self.whole}
@@ -119,7 +119,7 @@ class Merge(TreeDrafter):
         if not self.auto:
             return [_graft(pool.best(self.max_candidates), tree) for pool, tree in zip(pools, trees, strict=True)]
         spent = spend([pool.share for pool in pools], together)
-        self.rest.learn(together, spent.gain, spent.rate, now() - began)
+        self.pause.learn(together, spent.gain, spent.rate, now() - began)
         return [_graft(own, tree) for own, tree in zip(spent.trees, trees, strict=True)]
 
     def _pool(self, row: Row, rows: int, others: int) -> Pool:

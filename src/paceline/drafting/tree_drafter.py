@@ -14,7 +14,7 @@ from paceline.drafting.base import Drafter, Row
 from paceline.drafting.batch_budget import Share, spend
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.lookup import DraftSource
-from paceline.drafting.rest import Rest
+from paceline.drafting.pause import Pause
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.targets.target import PassOutput, Target
@@ -45,7 +45,7 @@ class TreeDrafter(Drafter):
         super().__init__(target)
         self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
         self.reads_costs = self.auto
-        self.rest = Rest()
+        self.pause = Pause()
 
     def remember(self, row: Row) -> Any:
         """What there is to remember of a request that joins; its prompt is in `row.ids`."""
@@ -70,7 +70,7 @@ class TreeDrafter(Drafter):
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
-        if self.auto and self.rest.rests(together):
+        if self.auto and self.pause.pauses(together):
             return trees
         shares: dict[int, Share] = {}
         began = now()
@@ -87,7 +87,7 @@ class TreeDrafter(Drafter):
             spent = spend(list(shares.values()), together)
             for at, tree in zip(shares, spent.trees, strict=True):
                 trees[at] = tree
-            self.rest.learn(together, spent.gain, spent.rate, now() - began)
+            self.pause.learn(together, spent.gain, spent.rate, now() - began)
         return trees
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:

@@ -1,4 +1,4 @@
-"""Whether a batch drafts at all in a round, or rests: decodes plainly, which nothing has to be asked for."""
+"""Whether a batch drafts at all in a round, or decodes plainly, for which nothing has to be asked."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from paceline.drafting.gate import Gate, Stopwatch
 
 FIRST = 8  # rounds that say too little
 FADING = 0.5 ** (1 / 40)  # texts change: what drafts were worth counts half after so many rounds,
-HOPEFUL = 0.5 ** (1 / 16)  # and while it rests drafting is soon thought to take little
+HOPEFUL = 0.5 ** (1 / 16)  # and during a pause drafting is soon thought to take little
 
 
-class Rest:
+class Pause:
     """Drafting takes time before anything is known of a round's candidates. Where they are mostly worth less than that,
     no choice among them makes it good: the batch had better not look for any. It does so again some rounds later, and
     goes on as long as it pays.
@@ -24,7 +24,7 @@ class Rest:
         self._random = Random(0)
         self._known: dict[int, _Known] = {}
 
-    def rests(self, rows: int) -> bool:
+    def pauses(self, rows: int) -> bool:
         """Whether so many requests had better not draft in this round."""
         known = self._known.get(rows.bit_length())
         if known is None or known.rounds < FIRST:

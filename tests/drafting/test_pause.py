@@ -1,0 +1,45 @@
+"""Whether a batch drafts: where drafts bring less than the time for them, it pauses, and tries again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from paceline.drafting.pause import Pause
+
+
+def drafted(pause: Pause, gain: Callable[[int], float], rounds: int = 400, rows: int = 1) -> list[bool]:
+    """Whether it did, round by round, where drafts bring so much and a tenth of a second each, at a token a second."""
+    found = []
+    for at in range(rounds):
+        found.append(not pause.pauses(rows))
+        if found[-1]:
+            pause.learn(rows, gain(at), rate=1.0, seconds=0.1)
+    return found
+
+
+def test_it_drafts_where_that_pays() -> None:
+    """However rare the rounds are that bring something."""
+    assert all(drafted(Pause(), lambda at: 0.5))
+    assert sum(drafted(Pause(), lambda at: 1.0 if at % 4 == 0 else 0.0)) > 0.9 * 400
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.02])
+def test_it_pauses_where_nothing_pays(gain: float) -> None:
+    found = drafted(Pause(), lambda at: gain)
+    assert all(found[:8])
+    assert 0 < sum(found[100:]) < 0.2 * 300
+
+
+def test_it_goes_on_when_the_text_changes() -> None:
+    pause = Pause()
+    drafted(pause, lambda at: 0.0)
+    found = drafted(pause, lambda at: 0.8)
+    assert sum(found[100:]) > 0.95 * 300
+
+
+def test_each_size_of_batch_by_itself() -> None:
+    pause = Pause()
+    drafted(pause, lambda at: 0.0, rows=8)
+    assert sum(drafted(pause, lambda at: 0.5, rows=1)) == 400
