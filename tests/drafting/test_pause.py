@@ -36,7 +36,7 @@ def test_it_goes_on_when_the_text_changes() -> None:
     pause = Pause()
     drafted(pause, lambda at: 0.0)
     found = drafted(pause, lambda at: 0.8)
-    assert sum(found[100:]) > 0.95 * 300
+    assert all(found[40:])
 
 
 def test_each_size_of_batch_by_itself() -> None:

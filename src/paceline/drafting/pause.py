@@ -13,8 +13,8 @@ HOPEFUL = 0.5 ** (1 / 16)  # and during a pause drafting is soon thought to take
 
 class Pause:
     """Drafting takes time before anything is known of a round's candidates. Where they are mostly worth less than that,
-    no choice among them makes it good: the batch had better not look for any. It does so again some rounds later, and
-    goes on as long as it pays.
+    no choice among them makes it good: the batch had better not look for any. It does so again some rounds later. After
+    a round that paid it always does: good rounds come together.
 
     What drafts are worth, and the time for them, depend on how many requests share the pass: each power of two is
     judged by itself.
@@ -27,7 +27,7 @@ class Pause:
     def pauses(self, rows: int) -> bool:
         """Whether so many requests had better not draft in this round."""
         known = self._known.get(rows.bit_length())
-        if known is None or known.rounds < FIRST:
+        if known is None or known.rounds < FIRST or known.paid:
             return False
         if known.gate.asks(0.0, known.rate * known.stopwatch.seconds, self._random):
             return False
@@ -45,7 +45,7 @@ class Pause:
         known = self._known.setdefault(rows.bit_length(), _Known())
         known.gate.learn(0.0, gain)
         known.stopwatch.learn(seconds)
-        known.rate, known.rounds = rate, known.rounds + 1
+        known.rate, known.rounds, known.paid = rate, known.rounds + 1, gain > rate * seconds
 
 
 class _Known:
@@ -53,4 +53,4 @@ class _Known:
 
     def __init__(self) -> None:
         self.gate, self.stopwatch = Gate(fading=FADING, weight=1.0), Stopwatch(HOPEFUL)
-        self.rate, self.rounds = 0.0, 0
+        self.rate, self.rounds, self.paid = 0.0, 0, False
