@@ -679,3 +679,17 @@ def test_a_linear_layer_of_its_own(inputs: int, output: bool, near: float, bias:
     assert float((got - wanted).norm() / wanted.norm()) < near
     assert torch.equal(linear(x[2:3]), got[2:3])
     assert (linear.bytes < 51 * inputs * 2) == (inputs == 64)
+
+
+def test_logits_are_judged_in_one_call() -> None:
+    """As in torch, and of equal logits the first; nothing is changed in them."""
+    target, draw = NativeTarget(small_llama().float()), torch.Generator().manual_seed(0)
+    for size in (1, 7, 300):
+        logits = torch.randn(size, generator=draw) * 4
+        logits[size // 2 :] = logits[0] = logits.max()
+        before, q = logits.clone(), logits.double().softmax(-1)
+        at, top, entropy = target.judge(logits)
+        assert at == 0
+        assert top == pytest.approx(float(q.max()), rel=1e-5)
+        assert entropy == pytest.approx(float(torch.special.entr(q).sum()), rel=1e-5, abs=1e-6)
+        assert torch.equal(logits, before)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.tree import TokenTree
-from paceline.policies.base import StoppingPolicy
 from paceline.policies.sureness import Sureness
 from paceline.targets.logits import argmax
 
@@ -64,11 +63,11 @@ class AutoregressiveDrafter(Drafter):
 
     def _extend(self, row: Row, tree: TokenTree, step: Step, depth: int) -> bool:
         """Append the next token unless the policy stops; True if the row wants yet another."""
-        q = None
-        if step.told and row.plain and _needs_no_more(row.policy):
-            token, sure = step.told[row.slot]
-            if not row.policy.keep(sure, depth):  # type: ignore[arg-type]  # it takes that, or looks at nothing
+        q, told = None, self._told_of(row, step)
+        if told:
+            if not row.policy.keep(told.sureness, depth):  # type: ignore[arg-type]  # it takes that, or looks at nothing
                 return False
+            token = told.token
         else:
             logits = self.own(row, step.logits[row.slot])
             hidden = None if step.hidden is None else step.hidden[row.slot]
@@ -79,6 +78,19 @@ class AutoregressiveDrafter(Drafter):
             token = self.best(row, logits) if q is None or row.plain else row.draw(q)
         tree.add(token, depth, self.source, q if row.sampling else None)
         return depth + 1 < min(row.room, self.longest) and row.policy.more(depth + 1)
+
+    def _told_of(self, row: Row, step: Step) -> Told | None:
+        """None: more has to be known."""
+        policy = row.policy
+        if not row.plain or not (policy.reads_sureness or not (policy.reads_q or policy.reads_hidden)):
+            return None
+        if step.told or not policy.reads_sureness:
+            return step.told[row.slot] if step.told else None
+        found, tokens = self.target.judge(self.own(row, step.logits[row.slot])), self.vocabulary(row)
+        if found is None:
+            return None
+        at, *sure = found
+        return Told(at if tokens is None else int(tokens[at]), Sureness(*sure))
 
     def vocabulary(self, row: Row) -> Int[Tensor, " tokens"] | None:
         """Ids of the tokens that the row's logits are of, in their order; None: all."""
@@ -108,8 +120,3 @@ class AutoregressiveDrafter(Drafter):
         """Whether the row's policy keeps the token at `depth`; not if nothing of the vocabulary is allowed there."""
         forbidden = q is not None and not row.plain and bool(q[0].isnan())
         return not forbidden and row.policy.keep(q, depth, hidden)
-
-
-def _needs_no_more(policy: StoppingPolicy) -> bool:
-    """Than what is `Told`."""
-    return policy.reads_sureness or not (policy.reads_q or policy.reads_hidden)

@@ -143,6 +143,10 @@ class Target(ABC):
         """Final norm and output matrix."""
         return self.logits(self.features(hidden))
 
+    def judge(self, logits: Float[Tensor, " tokens"]) -> tuple[int, float, float] | None:
+        """The likeliest token, its probability, and the entropy in nats, where the tier has a call for that."""
+        return None
+
     def forward(
         self,
         span: Span,

@@ -28,8 +28,9 @@ void activate_rows(Team& team, const Model& model, const float* wide, int ldw, i
 void place_heads(Team& team, const Model& model, const Layer& layer, const Pass& pass, int index, float* qkv, int ldq);
 // logits, times `scale`, then cap * tanh(logit / cap) if there is a cap.
 void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float* logits);
-// The largest of each row of logits, and what the pass tells of them.
+// The largest of each row of logits, and what is told of them. Of one row: `logits` is as it was in the end.
 void judge_rows(Team& team, const Pass& pass, int tokens, int size);
+void judge(float* logits, int size, int top, int64_t* likeliest, float* logps, float* entropy);
 inline bool swiglu(const Model& model) { return model.activation == SILU && model.gated; }  // an epilogue of its own
 // Floats of a row in front of another activation.
 inline int wide_stride(const Model& model, int inner) {

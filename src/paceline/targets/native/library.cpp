@@ -195,6 +195,11 @@ void paceline_head(const Model* model, const float* hidden, int tokens, int thre
     kernels().head(*model, hidden, tokens, threads, workspace, logits);
 }
 
+// Of a row of logits: the first of the largest, its log-probability and the entropy in nats.
+void paceline_judge(float* logits, int size, int64_t* likeliest, float* logp, float* entropy) {
+    kernels().judge(logits, size, 1, likeliest, logp, entropy);
+}
+
 // Operations a second of independent products and sums, over some milliseconds: of floats, bfloat16 (BF16) or bytes
 // (Q8_0), by the fastest instruction there is.
 double paceline_peak(int threads, int32_t input_kind) {

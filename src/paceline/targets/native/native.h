@@ -152,6 +152,7 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
     size_t (*workspace_floats)(const Model& model, const Pass& pass);
     void (*run)(const Model& model, const Pass& pass);
     void (*head)(const Model& model, const float* hidden, int tokens, int threads, float* workspace, float* logits);
+    void (*judge)(float* logits, int size, int top, int64_t* likeliest, float* logps, float* entropy);
     double (*multiply_add)(int64_t turns, int32_t input_kind);
     float (*read)(const float* from, size_t count);
 };

@@ -189,6 +189,6 @@ void head(const Model& m, const float* hidden, int tokens, int threads, float* w
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, run, head, multiply_add, read};
+const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, run, head, judge, multiply_add, read};
 
 }  // namespace paceline::PACELINE_ISA

@@ -187,23 +187,25 @@ void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float
     });
 }
 
+void judge(float* logits, int size, int top, int64_t* likeliest, float* logps, float* entropy) {
+    for (int i = 0; i < top; i++) {
+        likeliest[i] = first_of_the_largest(logits, size);
+        if (!logps) return;  // one, without what it is worth
+        logps[i] = logits[likeliest[i]];
+        logits[likeliest[i]] = -std::numeric_limits<float>::infinity();
+    }
+    for (int i = top; i-- > 0;) logits[likeliest[i]] = logps[i];
+    const vf most = splat<vf>(logps[0]);
+    const float total = sum_over(logits, size, [=](vf v, vf sum) { return sum + exp(v - most); });
+    const float weighted = sum_over(logits, size, [=](vf v, vf sum) { return sum + (v - most) * exp(v - most); });
+    for (int i = top; i-- > 0;) logps[i] -= logps[0] + std::log(total);
+    *entropy = std::log(total) - weighted / total;
+}
+
 void judge_rows(Team& team, const Pass& pass, int tokens, int size) {
     team.each(tokens, 1, [&](int t, int) {
-        float* row = pass.logits + (size_t)t * size;
-        int64_t* places = pass.likeliest + (size_t)t * pass.top;
-        float* values = pass.logps ? pass.logps + (size_t)t * pass.top : nullptr;
-        for (int i = 0; i < pass.top; i++) {
-            places[i] = first_of_the_largest(row, size);
-            if (!values) return;  // one, without what it is worth
-            values[i] = row[places[i]];
-            row[places[i]] = -std::numeric_limits<float>::infinity();
-        }
-        for (int i = pass.top; i-- > 0;) row[places[i]] = values[i];
-        const vf most = splat<vf>(values[0]);
-        const float total = sum_over(row, size, [=](vf v, vf sum) { return sum + exp(v - most); });
-        const float weighted = sum_over(row, size, [=](vf v, vf sum) { return sum + (v - most) * exp(v - most); });
-        for (int i = pass.top; i-- > 0;) values[i] -= values[0] + std::log(total);
-        pass.entropies[t] = std::log(total) - weighted / total;
+        judge(pass.logits + (size_t)t * size, size, pass.top, pass.likeliest + (size_t)t * pass.top,
+              pass.logps ? pass.logps + (size_t)t * pass.top : nullptr, pass.entropies ? pass.entropies + t : nullptr);
     });
 }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from math import prod
+from math import exp, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -227,6 +228,13 @@ class NativeTarget(Target):
 
     def _head(self, hidden: Tensor, normed: bool) -> Tensor:
         return self.native.head(hidden.reshape(-1, hidden.shape[-1]).contiguous(), normed).view(*hidden.shape[:-1], -1)
+
+    def judge(self, logits: Float[Tensor, " tokens"]) -> tuple[int, float, float]:
+        """See `Target.judge`."""
+        likeliest, told, logits = np.empty(1, np.int64), np.empty(2, np.float32), logits.contiguous()
+        at = told.ctypes.data
+        library().paceline_judge(logits.data_ptr(), len(logits), likeliest.ctypes.data, at, at + told.itemsize)
+        return int(likeliest[0]), exp(told[0]), float(told[1])
 
     def cache_shape(self) -> CacheShape:
         return self._shape
