@@ -19,6 +19,7 @@ from paceline.decoding.request import VERIFIERS
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.rest.datastore import build as build_datastore
+from paceline.drafting.pause import Pause
 from paceline.errors import OptionError
 from paceline.registry import Spec
 from paceline.targets.cost_model import Costs
@@ -173,10 +174,12 @@ def test_match_gives_the_seeds_own_sample(world: World, drafter: str, policy: st
 
 
 @pytest.mark.parametrize(("drafter", "policy"), RUNS)
-def test_sampling_ends_and_repeats(world: World, drafter: str, policy: str) -> None:
+def test_sampling_ends_and_repeats(world: World, drafter: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Length, record and reproducibility; the distribution is tested in decoding/test_losslessness.py."""
     llm = world.llm(drafter, policy, "rejection")
-    for costly in (llm.target, llm.drafter):  # under rejection tokens depend on where drafts end, so on measured costs
+    # Under rejection tokens depend on where drafts end, so on measured costs, and on pauses.
+    monkeypatch.setattr(Pause, "pauses", lambda *_: False)
+    for costly in (llm.target, llm.drafter):
         set_costs(costly, Costs({1: 1e-3, 16: 1.001e-3}))
     outputs = llm.generate(PROMPTS, batch=3, eos=(), temperature=0.7, seed=1, max_new_tokens=8)
     for output in outputs:

@@ -28,7 +28,7 @@ from paceline.policies.fixed import Fixed
 from paceline.targets import TIERS, make_target
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.native import NativeTarget, available
-from paceline.targets.native.target import Judged
+from paceline.targets.native.target import Ranked
 from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
 from targets.test_native import on_each_set
@@ -255,12 +255,12 @@ def test_steps_on_each_instruction_set(token: str) -> None:
         for at in range(0, 9, width):
             piece = slice(at, at + width)
             span = Span(ids[:, piece], np.array([at]))
-            made, logits, judged = forward._run(read[:, piece], span, cache, last=span.width)
+            made, logits, ranked = forward._run(read[:, piece], span, cache, last=span.width)
             assert logits is not None
             out.append(torch.cat([made, logits], -1))
             if forward._steps:
-                assert judged is not None
-                check_judged(logits, judged)
+                assert ranked is not None
+                check_ranked(logits, ranked)
         return torch.cat(out, 1)
 
     assert forward._steps
@@ -272,9 +272,9 @@ def test_steps_on_each_instruction_set(token: str) -> None:
     torch.testing.assert_close(steps(9), alone, rtol=0, atol=0.02)
 
 
-def check_judged(logits: torch.Tensor, judged: Judged) -> None:
-    logps, likeliest = logits.double().log_softmax(-1).topk(judged.likeliest.shape[-1])
-    assert torch.equal(judged.likeliest, likeliest)
-    torch.testing.assert_close(judged.logps.double(), logps, rtol=1e-5, atol=1e-6)
+def check_ranked(logits: torch.Tensor, ranked: Ranked) -> None:
+    logps, likeliest = logits.double().log_softmax(-1).topk(ranked.likeliest.shape[-1])
+    assert torch.equal(ranked.likeliest, likeliest)
+    torch.testing.assert_close(ranked.logps.double(), logps, rtol=1e-5, atol=1e-6)
     entropies = torch.special.entr(logits.double().softmax(-1)).sum(-1)
-    torch.testing.assert_close(judged.entropies.double(), entropies, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ranked.entropies.double(), entropies, rtol=1e-5, atol=1e-6)

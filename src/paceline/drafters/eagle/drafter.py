@@ -155,9 +155,9 @@ class Eagle(AutoregressiveDrafter):
 
     def _told(self, made: Guessed) -> list[Told] | None:
         """Unless tokens of the text compete with the head's own."""
-        if made.judged is None or self._text:
+        if made.ranked is None or self._text:
             return None
-        found = zip(*(some[:, 0].tolist() for some in made.judged[1:]), strict=True)
+        found = zip(*(some[:, 0].tolist() for some in made.ranked[1:]), strict=True)
         return [Told(self._named(at), Sureness(exp(logp), entropy)) for (at, *_), (logp, *_), entropy in found]
 
     def _named(self, at: int) -> int:
@@ -211,9 +211,9 @@ class Eagle(AutoregressiveDrafter):
 
     def _likeliest(self, row: Row, made: Guessed) -> tuple[list[list[int]], list[list[float]]]:
         """`tree` tokens behind each of the newest nodes, and their log-probabilities."""
-        if made.judged and not self._text and self.tree <= TOLD:
-            found = made.judged.likeliest[row.slot].tolist()
-            return [[self._named(at) for at in some] for some in found], made.judged.logps[row.slot].tolist()
+        if made.ranked and not self._text and self.tree <= TOLD:
+            found = made.ranked.likeliest[row.slot].tolist()
+            return [[self._named(at) for at in some] for some in found], made.ranked.logps[row.slot].tolist()
         logps, at = self.own(row, self._logits(made)[row.slot]).log_softmax(-1).topk(self.tree)
         tokens = self.vocabulary(row)
         return (at if tokens is None else tokens[at]).tolist(), logps.tolist()

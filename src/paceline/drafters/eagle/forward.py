@@ -23,9 +23,9 @@ from paceline.targets.target import Target
 
 if TYPE_CHECKING:
     from paceline.drafters.eagle.native_step import NativeSteps
-    from paceline.targets.native.target import Judged
+    from paceline.targets.native.target import Ranked
 
-    Made = tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None, Judged | None]
+    Made = tuple[Float[Tensor, "batch width hidden"], Float[Tensor, "batch last tokens"] | None, Ranked | None]
 
 ALONG = 4  # tokens that a row may catch up with in the pass over its root
 TAIL = 16  # most tokens that are read at once: of a long prompt, or when drafting was not asked for, only the last ones
@@ -35,7 +35,7 @@ MOST = TAIL + ALONG  # tokens whose hidden states are needed of a prompt
 class Guessed(NamedTuple):
     states: Float[Tensor, "batch width hidden"]  # from which the next step goes on
     logits: Float[Tensor, "batch width tokens"]  # of the tokens that can be drafted
-    judged: Judged | None = None  # what was told of them besides
+    ranked: Ranked | None = None  # what was told of them besides
 
 
 class EagleForward:
@@ -129,19 +129,19 @@ class EagleForward:
         hidden = [_side_by_side(of_tap, width) for of_tap in zip(*news, strict=True)]
         ids = [(row.ids[-max(count, 1) :] + [0] * width)[:width] for row, count in zip(rows, counts, strict=True)]
         span = Span(torch.from_numpy(np.array(ids)).to(self.target.device), cache.lengths.copy())
-        states, logits, judged = self._read(hidden, span, cache, last=1 if len(rows) == 1 else 0)
+        states, logits, ranked = self._read(hidden, span, cache, last=1 if len(rows) == 1 else 0)
         for row, count in enumerate(counts):
             cache.lengths[row] += count
         if logits is not None:
-            return Guessed(states[:, -1:], logits, judged)
+            return Guessed(states[:, -1:], logits, ranked)
         states = states[range(len(rows)), [max(count - 1, 0) for count in counts]][:, None]
         return Guessed(states, self.head(states))
 
     def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span) -> Guessed:
         """What is guessed at nodes of the trees, from the states guessed at their parents."""
-        states, logits, judged = self._run(states, span, self.cache.rows(0, span.batch), last=span.width)
+        states, logits, ranked = self._run(states, span, self.cache.rows(0, span.batch), last=span.width)
         assert logits is not None
-        return Guessed(states, logits, judged)
+        return Guessed(states, logits, ranked)
 
     def features(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         """What the output matrix reads of guessed states."""
@@ -197,9 +197,9 @@ class EagleForward:
             )
         return self._with_logits(self._by_parts(states, span, cache), None, last)
 
-    def _with_logits(self, states: Float[Tensor, "batch width hidden"], judged: Judged | None, last: int) -> Made:
-        if judged:
-            return states, judged.logits, judged
+    def _with_logits(self, states: Float[Tensor, "batch width hidden"], ranked: Ranked | None, last: int) -> Made:
+        if ranked:
+            return states, ranked.logits, ranked
         return states, self.head(states[:, -last:]) if last else None, None
 
     def _by_parts(

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from paceline.drafters.eagle.head import EagleHead
     from paceline.targets.cache import KVCache
     from paceline.targets.native.linear import RoundedLinear
-    from paceline.targets.native.target import Judged
+    from paceline.targets.native.target import Ranked
     from paceline.targets.span import Span
 
-    Made = tuple[Float[Tensor, "batch width hidden"], Judged | None]
+    Made = tuple[Float[Tensor, "batch width hidden"], Ranked | None]
 
 
 class NativeSteps:

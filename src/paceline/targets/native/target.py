@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MAX_HEAD_DIM = 256  # of attention.cpp
 
 
-class Judged(NamedTuple):
+class Ranked(NamedTuple):
     """What a head says at some nodes."""
 
     logits: Float[Tensor, "batch width vocab"]
@@ -175,7 +175,7 @@ class NativeTarget(Target):
         cache: KVCache,
         last: int,
         top: int = 1,
-    ) -> tuple[Float[Tensor, "batch width hidden"], Judged | None]:
+    ) -> tuple[Float[Tensor, "batch width hidden"], Ranked | None]:
         """What leaves the last layer, and logits, where `entry` makes what enters the first of tokens and states: a
         draft step of a head, which has no embeddings of its own.
 
@@ -191,7 +191,7 @@ class NativeTarget(Target):
             return hidden, None
         logits = torch.empty(*size, self.native.outputs)
         likeliest, logps = torch.empty(*size, top, dtype=torch.int64), torch.empty(*size, top)
-        made = Judged(logits, likeliest, logps, torch.empty(size))
+        made = Ranked(logits, likeliest, logps, torch.empty(size))
         self._run(hidden, span, cache, 0, self.num_layers, entry=entry, states=pieces, **made._asdict())
         return hidden, made
 
