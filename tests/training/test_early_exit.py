@@ -272,7 +272,7 @@ def test_two_processes_give_the_curve_of_one(tiny_model_dir: Path, tiny_data: Pa
     ours, theirs = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(ours) == len(theirs) > 5
     for a, b in zip(ours, theirs, strict=True):
-        assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
+        assert a == pytest.approx(b, rel=1e-3, abs=0.01)  # a place of the 120 held back may fall otherwise
     assert (
         Dataset(tiny_data).digest == json.loads((tmp_path / "two" / "early-exit.json").read_text())["trained"]["data"]
     )
