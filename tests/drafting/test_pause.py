@@ -9,13 +9,15 @@ import pytest
 from paceline.drafting.pause import Pause
 
 
-def drafted(pause: Pause, gain: Callable[[int], float], rounds: int = 400, rows: int = 1) -> list[bool]:
-    """Whether it did, round by round, where drafts bring so much and a tenth of a second each, at a token a second."""
+def drafted(
+    pause: Pause, gain: Callable[[int], float], rounds: int = 400, rows: int = 1, seconds: float = 0.1
+) -> list[bool]:
+    """Whether it did, round by round, where drafts bring so much and take so long, at a token a second."""
     found = []
     for at in range(rounds):
         found.append(not pause.pauses(rows))
         if found[-1]:
-            pause.learn(rows, gain(at), rate=1.0, seconds=0.1)
+            pause.learn(rows, gain(at), rate=1.0, seconds=seconds)
     return found
 
 
@@ -43,3 +45,7 @@ def test_each_size_of_batch_by_itself() -> None:
     pause = Pause()
     drafted(pause, lambda at: 0.0, rows=8)
     assert sum(drafted(pause, lambda at: 0.5, rows=1)) == 400
+
+
+def test_what_takes_next_to_nothing_is_never_left_out() -> None:
+    assert all(drafted(Pause(), lambda at: 0.0, seconds=0.02))

@@ -7,6 +7,7 @@ from random import Random
 from paceline.drafting.gate import Gate, Stopwatch
 
 FIRST = 8  # rounds that say too little
+LITTLE = 0.03  # tokens that the time for drafting would bring: a pause would save less than it might miss
 FADING = 0.5 ** (1 / 40)  # texts change: what drafts were worth counts half after so many rounds,
 HOPEFUL = 0.5 ** (1 / 16)  # and during a pause drafting is soon thought to take little
 
@@ -27,7 +28,7 @@ class Pause:
     def pauses(self, rows: int) -> bool:
         """Whether so many requests had better not draft in this round."""
         known = self._known.get(rows.bit_length())
-        if known is None or known.rounds < FIRST or known.paid:
+        if known is None or known.rounds < FIRST or known.paid or known.lost < LITTLE:
             return False
         if known.gate.asks(0.0, known.rate * known.stopwatch.seconds, self._random):
             return False
@@ -46,6 +47,7 @@ class Pause:
         known.gate.learn(0.0, gain)
         known.stopwatch.learn(seconds)
         known.rate, known.rounds, known.paid = rate, known.rounds + 1, gain > rate * seconds
+        known.lost = rate * known.stopwatch.seconds
 
 
 class _Known:
@@ -53,4 +55,4 @@ class _Known:
 
     def __init__(self) -> None:
         self.gate, self.stopwatch = Gate(fading=FADING, weight=1.0), Stopwatch(HOPEFUL)
-        self.rate, self.rounds, self.paid = 0.0, 0, False
+        self.rate, self.rounds, self.paid, self.lost = 0.0, 0, False, 0.0
