@@ -48,4 +48,4 @@ def test_each_size_of_batch_by_itself() -> None:
 
 
 def test_what_takes_next_to_nothing_is_never_left_out() -> None:
-    assert all(drafted(Pause(), lambda at: 0.0, seconds=0.02))
+    assert all(drafted(Pause(), lambda at: 0.0, seconds=0.01))

@@ -7,7 +7,8 @@ from random import Random
 from paceline.drafting.gate import Gate, Stopwatch
 
 FIRST = 8  # rounds that say too little
-LITTLE = 0.03  # tokens that the time for drafting would bring: a pause would save less than it might miss
+MUCH = 0.3  # tokens; a round that brings so many is followed by another
+LITTLE = 0.015  # tokens that the time for drafting would bring: a pause would save less than it might miss
 FADING = 0.5 ** (1 / 40)  # texts change: what drafts were worth counts half after so many rounds,
 HOPEFUL = 0.5 ** (1 / 16)  # and during a pause drafting is soon thought to take little
 
@@ -15,7 +16,7 @@ HOPEFUL = 0.5 ** (1 / 16)  # and during a pause drafting is soon thought to take
 class Pause:
     """Drafting takes time before anything is known of a round's candidates. Where they are mostly worth less than that,
     no choice among them makes it good: the batch had better not look for any. It does so again some rounds later. After
-    a round that paid it always does: good rounds come together.
+    a round that brought much it always does: good rounds come together.
 
     What drafts are worth, and the time for them, depend on how many requests share the pass: each power of two is
     judged by itself.
@@ -46,7 +47,7 @@ class Pause:
         known = self._known.setdefault(rows.bit_length(), _Known())
         known.gate.learn(0.0, gain)
         known.stopwatch.learn(seconds)
-        known.rate, known.rounds, known.paid = rate, known.rounds + 1, gain > rate * seconds
+        known.rate, known.rounds, known.paid = rate, known.rounds + 1, gain > MUCH
         known.lost = rate * known.stopwatch.seconds
 
 
