@@ -261,6 +261,7 @@ def test_two_processes_give_the_curve_of_one(tiny_model_dir: Path, tiny_data: Pa
     """Over gloo."""
     command = ["-m", "paceline", "train", "early-exit", "--model", tiny_model_dir, "--data", tiny_data, "--json"]
     command += ["--layers", 1, "--vocab", 100, "--tokens", 200, "--accumulate", 3, "--epochs", 2, "--report", 5]
+    command += ["--precision", "float32"]  # of bfloat16 the rounding is more than the tolerance
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     one = subprocess.Popen(list(map(str, [sys.executable, *command, "--out", tmp_path / "one", "--device", "cpu"])))
     words = [*launch, *command, "--out", tmp_path / "two", "--device", "cpu"]
@@ -272,7 +273,7 @@ def test_two_processes_give_the_curve_of_one(tiny_model_dir: Path, tiny_data: Pa
     ours, theirs = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(ours) == len(theirs) > 5
     for a, b in zip(ours, theirs, strict=True):
-        assert a == pytest.approx(b, rel=1e-3, abs=0.01)  # a place of the 120 held back may fall otherwise
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
     assert (
         Dataset(tiny_data).digest == json.loads((tmp_path / "two" / "early-exit.json").read_text())["trained"]["data"]
     )

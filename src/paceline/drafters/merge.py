@@ -16,7 +16,6 @@ from paceline.drafting.base import Drafter, Row
 from paceline.drafting.batch_budget import spend
 from paceline.drafting.budget import Budget, Deferred
 from paceline.drafting.gate import Gate, Stopwatch
-from paceline.drafting.pause import Pause
 from paceline.drafting.pool import Pool
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter, reach
@@ -80,7 +79,7 @@ class Merge(TreeDrafter):
         self.shares_cache = any(part.shares_cache for part in self.parts)
         self.taps = tuple({tap for part in self.parts for tap in part.taps})
         self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
-        self.random, self.pause = Random(0), Pause()
+        self.random = Random(0)
         self.known = {at: Gate() for at in (*self.free, *self.paid)}  # what all requests have shown
         self.stopwatches = {at: Stopwatch() for at in self.known}
 

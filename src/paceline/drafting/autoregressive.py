@@ -80,12 +80,15 @@ class AutoregressiveDrafter(Drafter):
         return depth + 1 < min(row.room, self.longest) and row.policy.more(depth + 1)
 
     def _told_of(self, row: Row, step: Step) -> Told | None:
-        """None: more has to be known."""
+        """None: more has to be known, or, where the policy looks at nothing, less."""
         policy = row.policy
-        if not row.plain or not (policy.reads_sureness or not (policy.reads_q or policy.reads_hidden)):
+        looks_closer = (policy.reads_q or policy.reads_hidden) and not policy.reads_sureness
+        if not row.plain or looks_closer:
             return None
-        if step.told or not policy.reads_sureness:
-            return step.told[row.slot] if step.told else None
+        if step.told:
+            return step.told[row.slot]
+        if not policy.reads_sureness:
+            return None
         found, tokens = self.target.judge(self.own(row, step.logits[row.slot])), self.vocabulary(row)
         if found is None:
             return None
