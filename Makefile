@@ -24,6 +24,7 @@ coverage: $(VENV)/.dev  ## the tests again, slower; fails below the share that p
 test-vllm: $(VENV)/.runtime  ## heads and drafters in vLLM, in an environment of its own (docs/vllm.md)
 	$(BIN)/python tests/vllm/check.py
 	$(BIN)/python tests/vllm/drafters.py --limit 1
+	$(BIN)/python tests/vllm/sampled.py
 	$(BIN)/python tests/vllm/faults.py
 
 lint: $(VENV)/.dev

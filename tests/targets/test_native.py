@@ -666,6 +666,25 @@ def test_a_wheels_library_is_taken_if_it_is_of_these_sources(
         build.library.cache_clear()
 
 
+@pytest.mark.parametrize("where", ["a wheel", "the cache", "nowhere"])
+def test_whether_the_library_is_there_is_told_without_building_it(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, found = Path(build.library()._name), build.find_compiler()
+    assert found
+    if where == "a wheel":
+        (tmp_path / f"{compiler.source_key()}.so").symlink_to(library)
+    elif where == "the cache":
+        (tmp_path / f"{build._key(found, compiler.needed_sets(found, compiler.ALL))}.so").symlink_to(library)
+    monkeypatch.setattr(build, "packaged_folder", lambda: tmp_path if where == "a wheel" else tmp_path / "none")
+    monkeypatch.setattr(build, "folder", lambda: tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert build.built() == (where != "nowhere")
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    assert build.built() == (where == "a wheel")
+    assert sorted(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize(("inputs", "output", "near"), [(64, False, 0.1), (64, True, 0.02), (40, False, 1e-6)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_of_its_own(inputs: int, output: bool, near: float, bias: bool) -> None:

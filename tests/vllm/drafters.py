@@ -1,11 +1,13 @@
 """paceline's drafters inside vLLM: the same ids as its plain decoding, the same acceptance as here.
 
-    python tests/vllm/drafters.py [--methods trigram,suffix,...] [--concurrency 1,16] [--prompts N] [--parallel 3] ...
+    python tests/vllm/drafters.py [--methods trigram,suffix,...] [--concurrency 1,16] [--prompts N] ...
+    python tests/vllm/drafters.py --parallel 2 [--executor ray]
 
 vLLM runs in the environment of check.py, with this checkout's paceline on its path. It continues prompts greedily,
 plainly, with each drafter as a chain of `--draft` tokens, with lengths by cost (`auto`), and with its own drafters
-(`ngram`, `vllm-suffix`), at each number of prompts at a time. Exit status 1: ids that differ from plain decoding's, or
-a fixed chain whose accepted tokens a round are more than `--tolerance` away from paceline's.
+(`ngram`, `vllm-suffix`), at each number of prompts at a time. With `--parallel` the processes share each layer, plain
+decoding runs in one. Exit status 1: ids that differ from plain decoding's, or a fixed chain whose accepted tokens a
+round are more than `--tolerance` away from paceline's.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from check import HERE, PROMPTS, Run, environment, same
+from even_heads import with_even_heads
 
 import paceline
 from paceline.bench.suites import load_suite
@@ -33,7 +37,14 @@ THEIRS = {
 
 def main() -> None:
     options = parse()
-    source, levels = resolve(options.model), [int(level) for level in options.concurrency.split(",")]
+    with TemporaryDirectory() as folder:
+        raise SystemExit(1 if wrong(options, Path(folder)) else 0)
+
+
+def wrong(options: argparse.Namespace, scratch: Path) -> int:
+    """How many methods failed at how many levels."""
+    location, levels = Path(resolve(options.model).location), [int(level) for level in options.concurrency.split(",")]
+    even = with_even_heads(location, options.parallel, scratch / "even")
     llm = paceline.load(options.model, drafter="none")
     suite = load_suite(options.suite, (), options.limit, 1)
     suite = suite[:: max(len(suite) // options.prompts, 1)][: options.prompts] if options.prompts else suite
@@ -41,11 +52,13 @@ def main() -> None:
     python = options.python or environment()
 
     def serve(speculative: dict[str, Any] | None, engine: dict[str, Any]) -> list[dict[str, Any]]:
-        if options.parallel > 1:
-            engine |= {"tensor_parallel_size": options.parallel, "distributed_executor_backend": "mp"}
-        asked = {"model": source.location, "speculative": speculative, "prompts": prompts, "tokens": options.tokens}
-        asked |= {"concurrency": levels, "engine": engine}
-        path = os.pathsep.join([str(Path(paceline.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        shared, paths = speculative is not None and options.parallel > 1, [str(Path(paceline.__file__).parents[1])]
+        if shared:
+            engine |= {"tensor_parallel_size": options.parallel, "distributed_executor_backend": options.executor}
+            paths += [str(HERE / "ray_on_cpu")] if options.executor == "ray" else []
+        asked = {"model": str(even if shared else location), "speculative": speculative, "prompts": prompts}
+        asked |= {"tokens": options.tokens, "concurrency": levels, "engine": engine}
+        path = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
             [python, HERE / "serve.py"],
             input=json.dumps(asked),
@@ -60,7 +73,7 @@ def main() -> None:
         return answers
 
     plain = serve(None, {})
-    wrong = 0
+    failures = 0
     for method in options.methods.split(","):
         fixed = method in OURS[:3]
         name = f"{method}:budget={options.draft}+fixed:k={options.draft}" if fixed else method
@@ -72,7 +85,7 @@ def main() -> None:
             failed = equal < len(prompts)
             if expected is not None:
                 failed |= abs(accepted - expected) > options.tolerance * max(expected, accepted)
-            wrong += failed
+            failures += failed
             print(
                 f"{method} x {level}: {'FAILED' if failed else 'ok'}, {equal} of {len(prompts)} as plain; "
                 f"{accepted:.3f} accepted a draft"
@@ -81,7 +94,7 @@ def main() -> None:
                 f"{reference['seconds'] / answer['seconds']:.2f} x plain",
                 flush=True,
             )
-    raise SystemExit(1 if wrong else 0)
+    return failures
 
 
 def asked_of(method: str, draft: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -122,7 +135,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="named model or folder with safetensors")
     parser.add_argument("--methods", default=",".join((*OURS, *THEIRS)), help="default %(default)s")
     parser.add_argument("--concurrency", default="1,16", help="prompts at a time; default %(default)s")
-    parser.add_argument("--parallel", type=int, default=1, help="processes; they share the attention heads evenly")
+    parser.add_argument("--parallel", type=int, default=1, help="processes that share each layer")
+    parser.add_argument("--executor", choices=("mp", "ray"), default="mp", help="what starts them")
     parser.add_argument("--suite", default=str(PROMPTS))
     parser.add_argument("--limit", type=int, help="first prompts of each task")
     parser.add_argument("--prompts", type=int, help="so many of these, spread evenly over the suite")

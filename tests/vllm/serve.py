@@ -31,6 +31,11 @@ def main() -> None:
 
     import vllm
 
+    if under_ray := asked.get("engine", {}).get("distributed_executor_backend") == "ray":
+        import ray
+
+        # A "GPU" is a worker: see ray_on_cpu.
+        ray.init(num_gpus=asked["engine"]["tensor_parallel_size"], include_dashboard=False, logging_level="warning")
     levels: list[int] = asked.get("concurrency", [1])
     length = max(map(len, asked["prompts"])) + asked["tokens"] + 16  # of a context: drafts may reach beyond the end
     engine = {
@@ -68,6 +73,9 @@ def main() -> None:
         before = after
         answers.append(answer)
     print(json.dumps(answers if "concurrency" in asked else answers[0]), file=out, flush=True)
+    if under_ray:  # its workers end before Ray does
+        llm.llm_engine.engine_core.shutdown()
+        ray.shutdown()
 
 
 def counted(llm: Any) -> list[float]:

@@ -10,6 +10,7 @@ from paceline.drafters.trigram.matrix import FILE, ORDERS, Matrix, load_matrix, 
 from paceline.drafters.trigram.structures import BY_LEVEL, BY_PATH, BY_VALUE, BY_VISITS, Plan, Rule
 from paceline.drafting.tree_drafter import LookupDrafter, max_candidates
 from paceline.errors import ModelError, require
+from paceline.targets.native.build import built
 from paceline.targets.target import Target
 
 SHIPPED = Path(__file__).parents[2] / "data" / "trigram"  # a folder for each matrix that comes with paceline
@@ -90,7 +91,7 @@ class Trigram(LookupDrafter):
         turns, nodes = iterations if search == "mcts" else 0, max_candidates(budget, target)
         self.plan = Plan(turns, c1, c2, depth, candidates, nodes, 0.0, ranked, literal)
         rule = Rule(order, token_bits(found.vocab), literal, increment, max_prob, 1.0)
-        native = target.tier == "native"
+        native = target.tier == "native" or built()
         lookup = TrigramLookup(
             found, rule, self.plan, adapt=adapt, window=window, shared=shared, seed=seed, native=native
         )

@@ -1,4 +1,4 @@
-"""The compiled parts of the search, by numba: for targets that do not run on the native tier's library."""
+"""The compiled parts of the search, by numba: where the native tier's library is not there."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from paceline.drafters.trigram.counts import learn, rebuild
+from paceline.drafters.trigram import counts
+from paceline.drafters.trigram.counts import rebuild
 from paceline.drafters.trigram.many import follow_all
 from paceline.drafters.trigram.search import grow
 from paceline.drafters.trigram.structures import Ngrams, Plan, Rule, SearchArena, TextCounts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.drafters.trigram.matrix import Table
 
 __all__ = ["follow_all", "learn", "rebuild", "searcher"]
+
+
+def learn(text: TextCounts, ids: Sequence[int], start: int, shortest: int, longest: int, weight: float) -> None:
+    counts.learn(text.counts, np.array(ids, np.int64), start, shortest, longest, weight)
 
 
 class NumbaSearcher(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,7 +33,7 @@ class Kernels(Protocol):
     """See `trigram.counts`, `trigram.search` and `trigram.many`, which numba compiles."""
 
     def learn(
-        self, counts: Counts, ids: np.ndarray, start: int, shortest: int, longest: int, weight: float
+        self, text: TextCounts, ids: Sequence[int], start: int, shortest: int, longest: int, weight: float
     ) -> None: ...
 
     def rebuild(self, old: Counts, new: Counts, factor: float, least: float) -> None: ...

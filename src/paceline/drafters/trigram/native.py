@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from ctypes import byref, c_double, c_int32, c_int64, c_void_p
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from paceline.drafters.trigram.structures import place_of
 from paceline.targets.native.build import library
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.drafters.trigram.structures import Counts, Plan, Rule, SearchArena, TextCounts
 
 
@@ -62,9 +65,10 @@ class CArena(ctypes.Structure):
     _fields_ = tuple((name, c_void_p) for name in ("nodes", "heap", "context", "tokens", "parents", "scores"))
 
 
-def learn(counts: Counts, ids: np.ndarray, start: int, shortest: int, longest: int, weight: float) -> None:
+def learn(text: TextCounts, ids: Sequence[int], start: int, shortest: int, longest: int, weight: float) -> None:
+    tail = array("q", ids)
     call = library().paceline_ngrams_learn
-    call(byref(CCounts(*place_of(counts))), ids.ctypes.data, ids.size, start, shortest, longest, weight)
+    call(byref(CCounts(*text.place)), tail.buffer_info()[0], len(tail), start, shortest, longest, weight)
 
 
 def rebuild(old: Counts, new: Counts, factor: float, least: float) -> None:
@@ -79,7 +83,7 @@ class LibrarySearcher:
         self._keep = tables, arena  # the structures point into them
         self._ngrams, self._plan = _ngrams(tables, (), (), rule), CPlan(**plan._asdict())
         arrays = (arena.nodes, arena.heap, arena.context, *arena.drawn, arena.scores)
-        self._arena = CArena(*(array.ctypes.data for array in arrays))
+        self._arena = CArena(*(each.ctypes.data for each in arrays))
         self._tail = (c_int64 * (rule.order - 1))()
         self._fixed = byref(self._ngrams), byref(self._plan), byref(self._arena), self._tail
         self._call = library().paceline_ngrams_grow
@@ -116,7 +120,7 @@ def follow_all(
     sizes: Integer[np.ndarray, " texts"],
 ) -> None:
     read = _ngrams(tables, (), place_of(shared), rule)
-    outputs = (array.ctypes.data for array in (tokens, scores, sizes))
+    outputs = (each.ctypes.data for each in (tokens, scores, sizes))
     call = library().paceline_ngrams_follow
     call(byref(read), counts.ctypes.data, contexts.ctypes.data, *tokens.shape, *outputs)
 
@@ -133,5 +137,5 @@ def _ngrams(tables: tuple[Table, ...], own: tuple[int, ...], shared: tuple[int, 
 
 
 def _table(table: Table) -> CTable:
-    addresses = (array.ctypes.data for array in table)
+    addresses = (each.ctypes.data for each in table)
     return CTable(*addresses, table.heads.size - 1, table.keys.itemsize, table.tokens.itemsize)

@@ -53,9 +53,8 @@ class Overlay:
             return
         self._make_room(new * (self.longest - self.shortest + 1))
         begin = max(start - self.longest + 1, 0)
-        tail = np.array(ids[begin:], np.int64)
         # Newer counts grow instead of older ones being scaled down one by one.
-        self._compiled.learn(self.counts, tail, start - begin, self.shortest, self.longest, 2.0**self._clock)
+        self._compiled.learn(self, ids[begin:], start - begin, self.shortest, self.longest, 2.0**self._clock)
         self._clock += new / self.half_life
 
     def _make_room(self, entries: int) -> None:

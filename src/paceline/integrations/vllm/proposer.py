@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Integer
 
+from paceline.integrations.vllm.cpu import mend_sampling
 from paceline.integrations.vllm.rounds import Rounds
 from paceline.integrations.vllm.rows import NamedRows
 from paceline.integrations.vllm.settings import VLLMSettings, check_version, source_of
@@ -27,6 +28,7 @@ class Proposer:
 
     def __init__(self, vllm_config: Any) -> None:
         check_version(_version())
+        mend_sampling()
         settings = VLLMSettings.of(vllm_config)
         self.rounds = Rounds(source_of(settings.method, _owner(vllm_config.model_config)), settings)
 

@@ -74,7 +74,7 @@ def _compiled() -> ctypes.CDLL:
             "the native tier needs a C++ compiler with OpenMP (g++ or clang++), and none is installed"
         )
     sets = needed_sets(compiler, _forced())
-    path = folder() / f"{_key(compiler, sets)}.so"
+    path = _path(compiler, sets)
     bad = None  # when one was written that cannot be loaded: it is damaged, or was made for another machine
     try:
         while True:
@@ -160,6 +160,11 @@ def _runnable(loaded: ctypes.CDLL) -> list[str]:
     return [name for name in (*instruction_sets(), TILES) if loaded.paceline_has_isa(name.encode())]
 
 
+def _path(compiler: str, sets: Sequence[str]) -> Path:
+    """Of a library compiled here."""
+    return folder() / f"{_key(compiler, sets)}.so"
+
+
 def _key(compiler: str, sets: Sequence[str]) -> str:
     """Of all that a library compiled here depends on: torch as well, whose OpenMP it uses."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
@@ -214,6 +219,14 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
 def possible() -> bool:
     """Whether there is a library of a wheel, or a compiler: nothing is built or loaded for that."""
     return _whole(packaged_folder() / f"{source_key()}.so") or find_compiler() is not None
+
+
+def built() -> bool:
+    """Whether the library is there already, or in the wheel: nothing is built for it."""
+    if _whole(packaged_folder() / f"{source_key()}.so"):
+        return True
+    compiler = find_compiler()
+    return compiler is not None and _whole(_path(compiler, needed_sets(compiler, _forced())))
 
 
 def available() -> bool:
