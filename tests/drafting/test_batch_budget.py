@@ -77,7 +77,8 @@ def test_goes_to_plain_decoding_by_itself() -> None:
 class Curious(Costs):
     """Wants to know what a pass of 9 tokens takes."""
 
-    def probe(self, widths: Sequence[int]) -> int:
+    def probe(self, widths: Sequence[int], gains: Sequence[float] = (), rate: float = 0.0) -> int:
+        assert (len(gains), gains[0], rate > 0) == (len(widths), 0.0, True)
         assert all(after - before == widths[0] for before, after in pairwise(widths))
         return 9
 

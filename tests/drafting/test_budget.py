@@ -169,7 +169,8 @@ def test_bad_budget(budget: int | str) -> None:
 class Curious(Costs):
     """Wants the widest pass."""
 
-    def probe(self, widths: Sequence[int]) -> int:
+    def probe(self, widths: Sequence[int], gains: Sequence[float] = (), rate: float = 0.0) -> int:
+        assert (len(gains), gains[0], rate > 0) == (len(widths), 0.0, True)
         return max(widths)
 
 

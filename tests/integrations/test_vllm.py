@@ -230,16 +230,38 @@ def test_load_ends_drafting() -> None:
     assert drafted_share(slope(1), 0.6, 1) > 0.5 > 0.35 > drafted_share(slope(16), 0.6, 16)
 
 
+@pytest.mark.parametrize(("rows", "least"), [(16, 0.96), (4, 1.1), (1, 1.4)])
+def test_little_is_lost_while_costs_are_learned(rows: int, least: float) -> None:
+    """Tokens as dear as on two cores: speed against steps without drafts, from the first step on."""
+    random, lengths = np.random.default_rng(0), Lengths(8, "ragged")
+
+    def cost(tokens: int) -> float:
+        return 0.035 + 0.0079 * (tokens - 1)
+
+    taken = tokens = 0.0
+    for _ in range(2000 // rows):
+        right = np.where(random.random(rows) < 0.35, 0.9, 0.3)  # P(the next token is right), of each request
+        chosen = lengths.choose(right[:, None] ** np.arange(1, 9))
+        came = [1 + int((random.random(n) < p).cumprod().sum()) for n, p in zip(chosen.tolist(), right, strict=True)]
+        step = cost(rows + int(chosen.sum())) * random.lognormal(0, 0.03)
+        lengths.observe(rows, int(chosen.sum()), sum(came), step)
+        taken, tokens = taken + step, tokens + sum(came)
+    assert tokens / taken > least * rows / cost(rows)
+
+
 def test_first_step_is_plain_and_unknown_costs() -> None:
     lengths = Lengths(4, "ragged")
     sure = np.full((2, 4), 0.99)
     assert lengths.choose(sure).tolist() == [0, 0]
     assert lengths.choose(sure, chosen=False).tolist() == [4, 4]
     lengths.observe(2, 8, 10, 1.0)  # a step with drafts does not show what one without takes
-    assert lengths.costs(2) is None
+    assert lengths.choose(sure).tolist() == [0, 0]
     assert lengths.relative(2, 1) > 1
     lengths.observe(2, 0, 2, 1.0)
     assert lengths.relative(2, 1) > 1
+    assert lengths.choose(sure).sum() == 2  # no step is more than twice as wide as the widest before it
+    lengths.observe(2, 2, 4, 1.01)
+    lengths.observe(2, 6, 8, 1.03)
     assert lengths.choose(sure).tolist() == [4, 4]
     assert lengths.choose(np.array([[0.9, 0.8, 0.7, 0.6], [1e-9, 0, 0, 0]])).tolist() == [4, 0]
     assert lengths.choose(np.zeros((2, 4))).tolist() == [0, 0]

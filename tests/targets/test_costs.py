@@ -196,6 +196,20 @@ def test_rare_passes_for_the_sake_of_knowing() -> None:
     assert costs.probe([]) is None
 
 
+def test_no_pass_for_knowing_what_cannot_be_the_best() -> None:
+    """At 1 token a second width 16 would have to be far faster than is believed; width 3 may well be the best."""
+
+    def due(gains: list[float]) -> int | None:
+        costs = LearnedCosts({width: 1.0 + 0.1 * width for width in WIDTHS})
+        for _ in range(8):
+            costs.observe(1, 1.1)
+        return costs.probe([1, 3, 16], gains, 1.0)
+
+    assert due([0.0, 0.0, 0.0]) == 16
+    assert due([0.0, -0.01, -9.0]) == 3
+    assert due([0.0, -9.0, -9.0]) == 1
+
+
 def steps(width: int) -> float:
     return 0.005 + 0.0004 * width + 0.0015 * (width > 8)
 

@@ -38,10 +38,10 @@ THEIRS = {
 def main() -> None:
     options = parse()
     with TemporaryDirectory() as folder:
-        raise SystemExit(1 if wrong(options, Path(folder)) else 0)
+        raise SystemExit(1 if failures_of(options, Path(folder)) else 0)
 
 
-def wrong(options: argparse.Namespace, scratch: Path) -> int:
+def failures_of(options: argparse.Namespace, scratch: Path) -> int:
     """How many methods failed at how many levels."""
     location, levels = Path(resolve(options.model).location), [int(level) for level in options.concurrency.split(",")]
     even = with_even_heads(location, options.parallel, scratch / "even")

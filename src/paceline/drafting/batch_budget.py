@@ -61,14 +61,13 @@ def spend(shares: Sequence[Share], rows: int) -> Spent:
     widths = range(rows * (narrow + 1), rows * (wide + 1) + 1, rows)
     seconds = costs.series(widths, slots, rows)
     rate = fmean(share.budget.rate(rows, slots) for share in shares)
-    best, gain, most = narrow, 0.0, 0.0
+    gains = [0.0]
     for width in range(narrow + 1, wide + 1):
-        gain -= rate * (seconds[width - narrow] - seconds[width - narrow - 1])
-        gain += sum(sum(share.plan.probabilities[width - share.others - 1 :][:1]) for share in shares)
-        if gain > most:
-            best, most = width, gain
-    if (probed := costs.probe(widths)) is not None:
-        best = narrow + widths.index(probed)
+        brought = sum(sum(share.plan.probabilities[width - share.others - 1 :][:1]) for share in shares)
+        gains.append(gains[-1] + brought - rate * (seconds[width - narrow] - seconds[width - narrow - 1]))
+    most = max(gains)
+    probed = costs.probe(widths, gains, rate)
+    best = narrow + (gains.index(most) if probed is None else widths.index(probed))
     taken = seconds[best - narrow] / rows
     trees = [
         share.budget.verify(share.plan, min(best - share.others, len(share.plan.order)), taken + share.drafting)

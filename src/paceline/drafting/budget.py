@@ -90,8 +90,8 @@ class Selection(NamedTuple):
         order: its nodes, the most probable first.
         probabilities: of these, that they are accepted.
         costs, widths: of the pass, by how many of them are verified: seconds of the request's share, tokens.
-        best: how many are worth it.
-        gain: tokens that they are expected to bring, less those that their time would bring otherwise.
+        gains: tokens that so many are expected to bring, less those that their time would bring otherwise.
+        rate: these, a second of a pass.
     """
 
     tree: TokenTree
@@ -99,8 +99,18 @@ class Selection(NamedTuple):
     probabilities: list[float]
     costs: list[float]
     widths: Sequence[int]
-    best: int
-    gain: float
+    gains: list[float]
+    rate: float
+
+    @property
+    def gain(self) -> float:
+        """The most that can be gained."""
+        return max(self.gains)
+
+    @property
+    def best(self) -> int:
+        """How many are worth it."""
+        return self.gains.index(self.gain)
 
 
 class Budget:
@@ -147,20 +157,17 @@ class Budget:
         """
         if not tree.drafted:
             width = rows * (others + 1)
-            return Selection(tree, [], [], [self.costs(width, slots, rows) / rows], [width], 0, 0.0)
+            return Selection(tree, [], [], [self.costs(width, slots, rows) / rows], [width], [0.0], 0.0)
         rate = self.rate(rows, slots)
         probabilities = self._probabilities(tree)
         order = best_first(probabilities)[:nodes]
         widths = range(rows * (others + 1), rows * (others + 1 + len(order)) + 1, rows)
         costs = [seconds / rows for seconds in self.costs.series(widths, slots, rows)]
         probabilities = [probabilities[node] for node in order]
-        best = count = 0
-        gain = most = 0.0
+        gains = [0.0]
         for count, probability in enumerate(probabilities, start=1):
-            gain += probability - rate * (costs[count] - costs[count - 1])
-            if gain > most:
-                best, most = count, gain
-        return Selection(tree, order, probabilities, costs, widths, best, most)
+            gains.append(gains[-1] + probability - rate * (costs[count] - costs[count - 1]))
+        return Selection(tree, order, probabilities, costs, widths, gains, rate / rows)
 
     def take(self, plan: Selection, drafting: float = 0.0) -> TokenTree:
         """The planned part of the tree, or now and then another for the sake of knowing what a pass costs.
@@ -168,7 +175,7 @@ class Budget:
         Args:
             drafting: seconds that it took to draft the tree.
         """
-        probed = self.costs.probe(plan.widths)
+        probed = self.costs.probe(plan.widths, plan.gains, plan.rate)
         count = plan.best if probed is None else plan.widths.index(probed)
         return self.verify(plan, count, plan.costs[count] + drafting)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 from jaxtyping import Float
@@ -72,15 +73,22 @@ class Costs:
     def observe(self, width: int, seconds: float, slots: float | None = None, rows: int = 1) -> None:
         """A pass was run, and took so long. Given costs stay as they are."""
 
-    def probe(self, widths: Sequence[int]) -> int | None:
-        """Which of these widths the next pass should have for the sake of knowing; mostly none."""
+    def probe(self, widths: Sequence[int], gains: Sequence[float] = (), rate: float = 0.0) -> int | None:
+        """Which of these widths the next pass should have for the sake of knowing; mostly none.
+
+        Args:
+            gains: tokens that a pass of each is expected to bring, less those that its time would bring otherwise. One
+                that cannot well be the best is not worth a pass. Without them all may be.
+            rate: these, a second.
+        """
         return None
 
     def _further(self, width: int, slots: float | None, rows: int) -> float:
         return 0.0 if slots is None else (slots - self.context) * (rows * self.read + width * self.score)
 
     def _set(self, seconds: Float[np.ndarray, " widths"]) -> None:
-        base = np.minimum.accumulate(seconds[::-1])[::-1]
+        #: Seconds at `widths`.
+        self.base = base = np.minimum.accumulate(seconds[::-1])[::-1]
         rises = (base[1:] - base[0]) / (self.widths[1:] - self.widths[0])
         #: Seconds that one more token costs at least, on average up to the width where that is least.
         self.slope = float(rises.min())
@@ -98,22 +106,29 @@ class LearnedCosts(Costs):
     each width's own. So a width that was measured while another program ran is put right by its neighbours, and one
     program's burst moves the speed of all rather than the width it happened to hit. A pass that took far longer than
     expected counts as if it had taken a little longer.
+
+    Args:
+        measured: standard deviation of what is given, in logarithms: greater where it is a guess.
     """
 
     def __init__(
-        self, passes: Mapping[int, float], *, context: float = 0.0, read: float = 0.0, score: float = 0.0
+        self,
+        passes: Mapping[int, float],
+        *,
+        context: float = 0.0,
+        read: float = 0.0,
+        score: float = 0.0,
+        measured: float = MEASURED,
     ) -> None:
         super().__init__(passes, context=context, read=read, score=score)
-        measured = np.array([passes[int(width)] for width in self.widths])
-        measured = np.minimum.accumulate(measured[::-1])[::-1]
-        line = _line(self.widths, measured)
+        line = _line(self.widths, self.base)
         octaves = np.log2(1.0 + self.widths)
         apart = (octaves[:, None] - octaves) / OCTAVES
         shared, own = np.exp(-0.5 * apart**2), np.eye(len(octaves))
         lean = octaves - octaves[0]
         prior = SPEED**2 + LEAN**2 * np.outer(lean, lean) / max(lean[-1], 1.0) ** 2 + BEND**2 * shared + STEP**2 * own
-        gain = np.linalg.solve(prior + MEASURED**2 * own, prior).T
-        self._mean = np.log(line) + gain @ np.log(measured / line)
+        gain = np.linalg.solve(prior + measured**2 * own, prior).T
+        self._mean = np.log(line) + gain @ np.log(self.base / line)
         self._covariance = prior - gain @ prior
         self._change = DRIFT**2 + CHANGE**2 * (shared + own)
         self._observed, self._next_probe = 0, FIRST_PROBE  # passes
@@ -155,15 +170,17 @@ class LearnedCosts(Costs):
         self._covariance -= np.outer(covariance, covariance) / variance
         self._set(np.exp(self._mean))
 
-    def probe(self, widths: Sequence[int]) -> int | None:
+    def probe(self, widths: Sequence[int], gains: Sequence[float] = (), rate: float = 0.0) -> int | None:
         if self._observed < self._next_probe or not widths:
             return None
         self._next_probe = 2 * self._observed
-        return max(widths, key=self._doubt)
-
-    def _doubt(self, width: int) -> float:
-        at = self._between(width)
-        return float(at @ self._covariance @ at)
+        best, doubted = max(gains, default=0.0), []
+        for width, gain in zip(widths, gains or [0.0] * len(widths), strict=True):
+            at = self._between(width)
+            doubt = float(at @ self._covariance @ at) ** 0.5
+            if gain + rate * float(at @ self.base) * doubt >= best:  # were it faster than thought
+                doubted.append((doubt, width))
+        return max(doubted, key=itemgetter(0))[1]
 
     def _between(self, width: int) -> Float[np.ndarray, " widths"]:
         """The shares of the two widths that this one lies between."""

@@ -3,78 +3,30 @@
 All requests of a step share its time, so they share one budget. Of all candidates the most probable N are verified,
 where N maximises the tokens expected less what the time for them brings in the long run: the rule of
 `drafting.budget` and `policies.long_run`, for a whole batch. What a step costs is measured from outside, as the time
-between two proposals, for each number of requests by the tokens that it verified.
+between two proposals, by the tokens in it: one for each request, and those that it verified.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Integer
 
 from paceline.drafting.budget import CLASSES, Calibration
-from paceline.integrations.vllm.settings import ALL_OR_NOTHING, PAD, RAGGED
+from paceline.integrations.vllm.settings import ALL_OR_NOTHING, RAGGED
 from paceline.policies.long_run import FADING, START
 from paceline.targets.cost_model import LearnedCosts
 
 if TYPE_CHECKING:
     from paceline.drafting.lookup import Candidates
 
-STEPS = 4  # costs are told apart by quarters of a token a request
-SLOPE = 0.03  # of a plain step's time, that a token more of each request is thought to cost before any was seen
-
-
-class StepCosts:
-    """Seconds of a step with about so many requests, by the tokens that each verifies on average.
-
-    Args:
-        most: tokens that a request drafts at most.
-        plain: seconds of a step that drafts nothing, as first seen.
-    """
-
-    def __init__(self, most: int, plain: float) -> None:
-        widths = [1.0, 1.25, 1.5, *(2.0 + step for step in range(4)), *(2.0**n for n in range(3, 8))]
-        last = max(1.0 + most, 2.0)
-        self._widths = np.array([*(width for width in widths if width < last), last])
-        self._costs = LearnedCosts({_place(w): plain * (1 + SLOPE * (w - 1)) for w in self._widths})
-        self._tokens = self._time = 0.0  # of a request, fading; the time in plain steps
-        self._fit()
-
-    def relative(self, width: float) -> float:
-        """A step's time in steps without drafts."""
-        return float(np.interp(width, self._widths, self._seconds) / self._seconds[0])
-
-    def relatives(self, widths: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """`relative` of each."""
-        found: np.ndarray = np.interp(widths, self._widths, self._seconds) / self._seconds[0]
-        return found
-
-    @property
-    def rate(self) -> float:
-        """Tokens that a request gets in the time of a plain step, in the long run: rho of `policies.long_run`."""
-        return (START + self._tokens) / (START + self._time)
-
-    def observe(self, width: float, emitted: float, seconds: float) -> None:
-        """A step has taken so long, and brought so many tokens for each request."""
-        self._costs.observe(_place(width), seconds)
-        self._fit()
-        self._tokens = self._tokens * FADING + emitted
-        self._time = self._time * FADING + self.relative(width)
-
-    def probe(self, widths: Float[np.ndarray, " n"]) -> int | None:
-        """The number of that width which this step should have for the sake of knowing; mostly none."""
-        places = np.maximum(np.rint(STEPS * widths), STEPS).astype(int).tolist()
-        probed = self._costs.probe(places)
-        return None if probed is None else places.index(probed)
-
-    def _fit(self) -> None:
-        self._seconds = np.array([self._costs(_place(width)) for width in self._widths])
-
-
-def _place(width: float) -> int:
-    return max(round(STEPS * float(width)), STEPS)
+#: Tokens of a step at which costs are kept: all that vLLM verifies in one.
+WIDTHS = sorted({round(2 ** (half / 2)) for half in range(25)})
+SLOPE = 0.03  # of the time of a step over one token, that one more is thought to cost before any was seen
+GUESSED = 1.0  # standard deviation of that, in logarithms
+FURTHER = 2.0  # a step has at most so many times the tokens of the widest one before it, where it may have any number
 
 
 class Lengths:
@@ -87,16 +39,22 @@ class Lengths:
 
     def __init__(self, most: int, mode: str) -> None:
         self.most, self.mode = most, mode
-        self._known: dict[int, StepCosts] = {}  # by bits of the number of requests
+        self._costs: LearnedCosts | None = None  # of steps by their tokens; there was none yet
+        self._widest = 0  # tokens of a step so far
+        self._tokens = self._time = 0.0  # of a request, fading; the time in plain steps
 
-    def costs(self, rows: int) -> StepCosts | None:
-        """What steps with about so many requests cost; None: there was none yet."""
-        return self._known.get(rows.bit_length())
+    @property
+    def rate(self) -> float:
+        """Tokens that a request gets in the time of a plain step, in the long run: rho of `policies.long_run`."""
+        return (START + self._tokens) / (START + self._time)
 
-    def relative(self, rows: int, drafted: int) -> float:
+    def relative(self, rows: int, drafted: float) -> float:
         """What a step costs in which each request drafts so many, in plain steps."""
-        costs = self.costs(rows)
-        return costs.relative(1.0 + drafted) if costs else 1.0 + SLOPE * drafted
+        return float(self._seconds(rows * (1.0 + drafted)) / self._seconds(rows))
+
+    def _seconds(self, tokens: Any) -> Any:
+        """Of steps over so many tokens; before any was seen, in steps over one."""
+        return _guess(tokens) if self._costs is None else np.interp(tokens, self._costs.widths, self._costs.base)
 
     def observe(self, rows: int, drafted: int, emitted: int, seconds: float) -> None:
         """The outcome of a step.
@@ -105,12 +63,15 @@ class Lengths:
             drafted: tokens that it verified beside each request's last.
             emitted: tokens that came of it.
         """
-        costs = self.costs(rows)
-        if costs is None:
+        if self._costs is None:
             if drafted:
                 return
-            self._known[rows.bit_length()] = costs = StepCosts(self.most, seconds)
-        costs.observe(1.0 + drafted / rows, emitted / rows, seconds)
+            scale = seconds / _guess(rows)
+            self._costs = LearnedCosts({width: scale * _guess(width) for width in WIDTHS}, measured=GUESSED)
+        self._costs.observe(rows + drafted, seconds)
+        self._widest = max(self._widest, rows + drafted)
+        self._tokens = self._tokens * FADING + emitted / rows
+        self._time = self._time * FADING + self.relative(rows, drafted / rows)
 
     def choose(
         self, probabilities: Float[np.ndarray, "rows most"], chosen: bool = True
@@ -128,22 +89,27 @@ class Lengths:
             return np.zeros(rows, np.int64)
         if not chosen or not available.any():
             return available
-        costs = self.costs(rows)
-        if costs is None:  # the first step shows what one without drafts costs
+        if self._costs is None:  # the first step shows what one without drafts costs
             return np.zeros(rows, np.int64)
         order = np.argsort(-probabilities, axis=None, kind="stable")[: available.sum()]
-        tokens = np.concatenate([[0.0], np.cumsum(probabilities.ravel()[order])])
-        counts = np.arange(len(tokens)) if self.mode == RAGGED else np.where(np.arange(len(tokens)) > 0, rows * most, 0)
-        widths = 1.0 + counts / rows
-        gains = tokens - costs.rate * rows * (costs.relatives(widths) - 1.0)
-        if self.mode == ALL_OR_NOTHING or self.mode == PAD:  # what is filled up costs the same
-            best = len(tokens) - 1 if gains[-1] > 0 else 0
-        else:
-            best = int(gains.argmax())
-        probed = costs.probe(widths)
-        best = best if probed is None else probed
-        lengths: np.ndarray = np.bincount(order[:best] // most, minlength=rows)
+        counts = np.arange(len(order) + 1)
+        widths, tokens = rows + counts, np.concatenate([[0.0], np.cumsum(probabilities.ravel()[order])])
+        if self.mode == RAGGED:  # no wider than twice the widest step so far: what that costs is a guess
+            sure = max(int(widths.searchsorted(FURTHER * self._widest, side="right")), 1)
+            counts, widths, tokens = counts[:sure], widths[:sure], tokens[:sure]
+        else:  # all, whose filling up costs the same, or none
+            counts, widths, tokens = counts[[0, -1]], np.array([rows, rows * (1 + most)]), tokens[[0, -1]]
+        rate = self.rate * rows / float(self._seconds(rows))  # tokens a second of all
+        gains = tokens - rate * (self._seconds(widths) - self._seconds(rows))
+        probed = self._costs.probe(widths.tolist(), gains.tolist(), rate)
+        best = int(gains.argmax()) if probed is None else int(widths.searchsorted(probed))
+        lengths: np.ndarray = np.bincount(order[: counts[best]] // most, minlength=rows)
         return lengths
+
+
+def _guess(tokens: Any) -> Any:
+    """Time of a step over so many tokens, as thought before any was seen, in steps over one."""
+    return 1.0 + SLOPE * (tokens - 1.0)
 
 
 def path_probabilities(found: Candidates, path: list[int], calibration: Calibration) -> list[float]:
