@@ -68,7 +68,7 @@ class Run:
 def main() -> None:
     options = parse()
     source = resolve(options.model)
-    llm = paceline.load(options.model, drafter="none")
+    llm = paceline.load(options.model, drafter="none", tier="torch")  # whose heads are not rounded
     suite = load_suite(options.suite, (), options.limit, 1)
     prompts = [llm.encode(prompt.turns[0]) for prompt in suite]
     python = options.python or environment()
