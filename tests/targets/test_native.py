@@ -685,6 +685,20 @@ def test_whether_the_library_is_there_is_told_without_building_it(
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_library_that_is_there_and_cannot_be_used_is_not_counted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafters that can do without go on without."""
+    (tmp_path / f"{compiler.source_key()}.so").write_bytes(foreign(Path(build.library()._name).read_bytes()))
+    monkeypatch.setattr(build, "packaged_folder", lambda: tmp_path)
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    build.library.cache_clear()
+    try:
+        assert not build.built()
+    finally:
+        build.library.cache_clear()
+
+
 @pytest.mark.parametrize(("inputs", "output", "near"), [(64, False, 0.1), (64, True, 0.02), (40, False, 1e-6)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_of_its_own(inputs: int, output: bool, near: float, bias: bool) -> None:

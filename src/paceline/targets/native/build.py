@@ -222,11 +222,11 @@ def possible() -> bool:
 
 
 def built() -> bool:
-    """Whether the library is there already, or in the wheel: nothing is built for it."""
-    if _whole(packaged_folder() / f"{source_key()}.so"):
-        return True
-    compiler = find_compiler()
-    return compiler is not None and _whole(_path(compiler, needed_sets(compiler, _forced())))
+    """Whether the library can be used without a first build: it is in the cache, or in the wheel."""
+    there = _whole(packaged_folder() / f"{source_key()}.so")
+    if not there and (compiler := find_compiler()):
+        there = _whole(_path(compiler, needed_sets(compiler, _forced())))
+    return there and available()
 
 
 def available() -> bool:
