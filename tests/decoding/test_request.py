@@ -13,6 +13,7 @@ from paceline.decoding.verify import Outcome, verify
 from paceline.drafting.tree import TokenTree
 from paceline.errors import OptionError
 from paceline.policies.fixed import Fixed
+from paceline.targets.target import PassOutput
 from tiny import byte_tokenizer
 
 
@@ -95,7 +96,7 @@ def test_greedy_with_processors_is_not_plain() -> None:
     # The second node's history holds 3 as well: its score is halved too, to 1, and 2's to 1.5.
     made = request(processors=penalty)
     made.slot = 0
-    assert verify([made], [tree(3, 2)], logits[None]) == [Outcome([0, 1, 2], 2)]
+    assert verify([made], [tree(3, 2)], PassOutput(logits[None], {})) == [Outcome([0, 1, 2], 2)]
 
 
 @pytest.mark.parametrize(

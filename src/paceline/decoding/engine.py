@@ -11,7 +11,7 @@ import torch
 from paceline.decoding.batch import RunningBatch
 from paceline.decoding.request import CANCELLED, NO_ROW, Request
 from paceline.decoding.stats import Clock, Round
-from paceline.decoding.verify import Outcome, verify
+from paceline.decoding.verify import NEEDING_NO_LOGITS, Outcome, verify
 from paceline.drafting.tree import TokenTree, tree_span
 from paceline.errors import require
 from paceline.targets.costs import known_costs
@@ -133,10 +133,11 @@ class Engine(RunningBatch):
         cache = self._allocated.rows(0, len(rows))
         span = tree_span(trees, cache.lengths, self.target.device)
         start, hidden = self.drafter.enter(rows, trees, span, cache)
-        out = self.target.forward(span, cache, self._taps(rows), start, hidden)
+        forward = self.target.forward if self._needs_logits(rows, trees) else self.target.forward_greedy
+        out = forward(span, cache, self._taps(rows), start, hidden)
         clock.lap("verify")
 
-        outcomes = verify(rows, trees, out.logits, out.likeliest)
+        outcomes = verify(rows, trees, out)
         clock.lap("sample")
 
         cache.commit([outcome.path for outcome in outcomes])
@@ -150,6 +151,13 @@ class Engine(RunningBatch):
             row.stats.rounds.append(Round(tree.drafted, tree.depth, accepted, len(tokens), clock.seconds))
         self._learn_costs(trees, span, start, clock.seconds)
         return emitted
+
+    def _needs_logits(self, rows: Sequence[Request], trees: Sequence[TokenTree]) -> bool:
+        """Whether more than the likeliest token of each node will be looked at."""
+        pairs = zip(rows, trees, strict=True)
+        return self.drafter.reads_logits or any(
+            row.top is not None or row.verification(tree) not in NEEDING_NO_LOGITS for row, tree in pairs
+        )
 
     def _learn_costs(self, trees: Sequence[TokenTree], span: Span, start: int, seconds: Mapping[str, float]) -> None:
         """What this round took, told to those who count on it: costs of whole passes, and of this drafter's rounds."""

@@ -12,13 +12,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from paceline.targets.logits import argmax
 
 if TYPE_CHECKING:
     from paceline.drafting.tree import TokenTree
+    from paceline.targets.target import PassOutput
 
 Uniform = Callable[[], float]  # the next of a stream of independent draws from [0, 1)
 
@@ -31,6 +32,10 @@ class Verification(Enum):
     MATCH = "sample at every node and follow what was drawn"
     REJECTION = "speculative sampling: accept drafted tokens with min(1, p / q)"
     SCRIPT = "follow a known text, whatever the target says"
+
+
+#: What is decided by the likeliest token of each node, or by none.
+NEEDING_NO_LOGITS = (Verification.ARGMAX, Verification.SCRIPT)
 
 
 class VerifiedRequest(Protocol):
@@ -67,19 +72,13 @@ class Outcome(NamedTuple):
 def verify(
     rows: Sequence[VerifiedRequest],
     trees: Sequence[TokenTree],
-    logits: Float[Tensor, "batch width vocab"],
-    known: Int[Tensor, "batch width"] | None = None,
+    out: PassOutput,
 ) -> list[Outcome]:
-    """The outcome of each row's tree under the verification that it names.
-
-    Args:
-        logits: padded to the widest tree.
-        known: their greedy choices, where whoever made them has told.
-    """
+    """The outcome of each row's tree, which the target has read, under the verification that it names."""
     chosen = [row.verification(tree) for row, tree in zip(rows, trees, strict=True)]
     likeliest: list[list[int]] = []
     if Verification.ARGMAX in chosen:  # of all rows at once
-        likeliest = argmax(logits) if known is None else known.tolist()
+        likeliest = argmax(out.logits) if out.likeliest is None else out.likeliest.tolist()
     outcomes = []
     for row, tree, how in zip(rows, trees, chosen, strict=True):
         if how is Verification.ARGMAX:
@@ -87,7 +86,7 @@ def verify(
         elif how is Verification.SCRIPT:
             outcomes.append(walk(tree, row.script(tree)))
         else:
-            outcomes.append(_by_scores(row, tree, how, row.scores(tree, logits[row.slot, : len(tree)])))
+            outcomes.append(_by_scores(row, tree, how, row.scores(tree, out.logits[row.slot, : len(tree)])))
     return outcomes
 
 

@@ -86,8 +86,7 @@ class Desk:
             self.drafter.observe(seat, tree, path, out)
             return
         own = seat.follow(tree, path)
-        taps = {tap: hidden[seat.places] for tap, hidden in out.taps.items()}
-        self.drafter.observe(seat, seat.tree, own, PassOutput(out.logits[seat.places], taps))
+        self.drafter.observe(seat, seat.tree, own, out.at(seat.places))
 
     def close(self, what: str, error: Exception) -> None:
         """Its requests go on without drafts."""
@@ -167,6 +166,7 @@ class Dispatch(Drafter):
 
     # -- a round ---------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        self.reads_logits = any(desk.seats and desk.drafter.reads_logits for desk in self.desks.values())
         trees = [TokenTree.root(row.ids[-1]) for row in rows]
         chosen = [row.drafter or self.first for row in rows]
         predicting = [Prediction.source] * len(rows)

@@ -59,6 +59,7 @@ class Lookahead(Drafter):
             it brought.
     """
 
+    reads_logits = True
     default_policy = "fixed:k=18"  # window + level - 2: the depth of the lookahead branch
     source = "lookahead"
     needs_trees = True

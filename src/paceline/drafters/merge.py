@@ -77,6 +77,7 @@ class Merge(TreeDrafter):
         self.whole = {at: part for at, part in enumerate(self.parts) if at not in self.free and at not in self.paid}
         self.needs_trees = bool(self.paid or self.whole)
         self.shares_cache = any(part.shares_cache for part in self.parts)
+        self.reads_logits = any(part.reads_logits for part in self.parts)
         self.taps = tuple({tap for part in self.parts for tap in part.taps})
         self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
         self.random = Random(0)
@@ -187,8 +188,7 @@ class Merge(TreeDrafter):
             view: Part = state.memory[at]
             depth, own = view.tree.depth, view.follow(tree, path)
             view.policy.observe(depth, min(len(own) - 1, depth))
-            taps = {tap: hidden[view.places] for tap, hidden in out.taps.items()}
-            part.observe(view, view.tree, own, PassOutput(out.logits[view.places], taps))
+            part.observe(view, view.tree, own, out.at(view.places))
         for at in (*self.paid, *self.whole):
             if state.memory[at].policy.reads_hidden:
                 state.memory[at].begin_round({tap: hidden[path[-1:]] for tap, hidden in out.taps.items()}, layers)

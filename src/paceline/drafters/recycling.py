@@ -32,6 +32,7 @@ class Recycling(TreeDrafter):
 
     default_policy = "fixed:k=6"  # the depth of the paper's tree
     source = "recycling"
+    reads_logits = True
 
     def __init__(
         self, target: Target, *, budget: int | str = "auto", top: int = 8, decay: float = 0.4, share: str = REQUEST

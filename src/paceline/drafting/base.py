@@ -93,6 +93,9 @@ class Drafter:
     competes = False
     #: Whether it learns from branches that a target which reads chains only would leave out.
     needs_trees = False
+    #: Whether it looks at the target's logits after a pass: of greedy requests nobody else does, and a tier may find
+    #: the likeliest tokens without them.
+    reads_logits = False
     #: Whether it runs the target's layers on the target's own cache: its rows are then those of the batch.
     shares_cache = False
     #: The drafters it is made of.

@@ -62,6 +62,8 @@ class RecordedTarget:
         nothing = SimpleNamespace(logits=None, taps={})
         return SimpleNamespace(logits=None, likeliest=None, row=lambda row, width: nothing)
 
+    forward_greedy = forward
+
 
 @dataclass
 class TracedPlace:

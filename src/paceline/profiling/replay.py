@@ -80,6 +80,8 @@ class _NoTarget:
     def forward(self, *_: object) -> _NoOutput:
         return _NoOutput()
 
+    forward_greedy = forward
+
 
 class _NoOutput:
     """Stands for what a pass gives."""

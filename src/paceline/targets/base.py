@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -23,14 +23,36 @@ if TYPE_CHECKING:
 PREFILL_CHUNK = 512  # bounds the attention mask and the activations of a long prompt
 
 
-class PassOutput(NamedTuple):
-    logits: Float[Tensor, "batch width vocab"]
-    taps: Mapping[int, Float[Tensor, "batch width hidden"]]  # tap i: the hidden states that enter layer i
-    likeliest: Int[Tensor, "batch width"] | None = None  # the first of the largest logits, where the pass tells
+class PassOutput:
+    """What came of a pass.
+
+    Args:
+        logits: `[batch, width, vocab]`; or what computes them when they are asked for.
+        taps: tap i is the hidden states that enter layer i.
+        likeliest: the first of the largest logits, where the pass tells.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor | Callable[[], Tensor],
+        taps: Mapping[int, Float[Tensor, "batch width hidden"]],
+        likeliest: Int[Tensor, "batch width"] | None = None,
+    ) -> None:
+        self._logits, self.taps, self.likeliest = logits, taps, likeliest
+
+    @property
+    def logits(self) -> Float[Tensor, "batch width vocab"]:
+        if not isinstance(self._logits, Tensor):
+            self._logits = self._logits()
+        return self._logits
 
     def row(self, row: int, width: int) -> PassOutput:
         """One row's part without its padding (views)."""
-        return PassOutput(self.logits[row, :width], TapsOfRow(self.taps, row, width))
+        return PassOutput(lambda: self.logits[row, :width], TapsOfRow(self.taps, row, width))
+
+    def at(self, nodes: list[int]) -> PassOutput:
+        """Of one row's part, that of some of its nodes."""
+        return PassOutput(lambda: self.logits[nodes], {tap: hidden[nodes] for tap, hidden in self.taps.items()})
 
 
 class TapsOfRow(Mapping[int, Tensor]):
@@ -163,6 +185,19 @@ class Target(ABC):
         """
         hidden, tapped = self._through(span, cache, taps, start, hidden)
         return PassOutput(self.head(hidden), tapped)
+
+    def forward_greedy(
+        self,
+        span: Span,
+        cache: KVCache,
+        taps: Collection[int] = (),
+        start: int = 0,
+        hidden: Float[Tensor, "batch width hidden"] | None = None,
+    ) -> PassOutput:
+        """As `forward`, where hardly more than the likeliest token of each node will be looked at: a tier that finds
+        these without all logits computes logits when they are asked for.
+        """
+        return self.forward(span, cache, taps, start, hidden)
 
     def _through(
         self, span: Span, cache: KVCache, taps: Collection[int], start: int = 0, hidden: Tensor | None = None

@@ -147,5 +147,5 @@ class LongRopeTarget(WholeTarget):
             whole.depths = torch.cat([torch.arange(start, device=self.device)[None], span.positions], 1)
             whole.ancestors = torch.ones(1, start + width, start + width, dtype=torch.bool, device=self.device).tril()
             whole.ancestors[:, start:, start:] = span.ancestors
-        logits, tapped, _ = self._run(CacheWindow(cache, whole), taps, width)
-        return PassOutput(logits, {tap: hidden[:, start:] for tap, hidden in tapped.items()})
+        out = self._run(CacheWindow(cache, whole), taps, width)
+        return PassOutput(out.logits, {tap: hidden[:, start:] for tap, hidden in out.taps.items()})

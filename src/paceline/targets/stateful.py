@@ -59,14 +59,13 @@ class StatefulTarget(WholeTarget):
             rows = [[*old, *row, *row[-1:] * (most - len(old))] for old, row in zip(cache.pending, new, strict=True)]
             ids = torch.tensor(rows, device=ids.device)
         window = cache.window(Span(ids, span.starts - np.array(again), final=span.final))
-        logits, tapped, _ = self._run(window, taps, keep or (span.width if level else 0))
+        out = self._run(window, taps, keep or (span.width if level else 0))
         if span.final:
             cache.states.take(cache.first_row, window.states)
         else:
             cache.states.last = Pass(new, again, window.states)
-        if not level:
-            logits = _behind(logits, again, span.width)
-        return PassOutput(logits, {tap: _behind(hidden, again, span.width) for tap, hidden in tapped.items()})
+        logits = out.logits if level else _behind(out.logits, again, span.width)
+        return PassOutput(logits, {tap: _behind(hidden, again, span.width) for tap, hidden in out.taps.items()})
 
     def _read_pending(self, cache: StateCache) -> None:
         """Into the state of a single row."""

@@ -203,6 +203,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("paceline_rows", ctypes.c_bool, pointer, pointer, integer, pointer),
         ("paceline_pass", ctypes.c_bool, pointer, pointer),
         ("paceline_head", None, pointer, pointer, integer, integer, pointer),
+        ("paceline_lengths", None, pointer, pointer),
         ("paceline_judge", None, pointer, integer, pointer, pointer, pointer),
         ("paceline_peak", double, integer, integer),
         ("paceline_bandwidth", double, pointer, long, integer),

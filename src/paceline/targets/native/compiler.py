@@ -20,7 +20,7 @@ Stage = Callable[[str, int], Callable[[int], object]]
 SOURCES = Path(__file__).parent
 # Compiled for every instruction set, those that take longest last; and once for any machine.
 KERNELS = (
-    *("roofline.cpp", "pass.cpp", "experts.cpp", "rows.cpp"),
+    *("roofline.cpp", "pass.cpp", "experts.cpp", "rows.cpp", "likeliest.cpp"),
     *("gemm.cpp", "attention.cpp", "amx.cpp", "amx_blocks.cpp", "bfloat16.cpp"),
     *("formats.cpp", "formats_k.cpp", "int8.cpp", "int8_k.cpp"),
 )

@@ -27,6 +27,11 @@ constexpr Column on_floats = []<size_t... I>(std::index_sequence<I...>) {
     return Column{nullptr, kernel<StoreF32, I + 1, P>...};
 }(std::make_index_sequence<TILING.tokens>());
 
+float largest(const float* outputs, int count) {
+    if (count < PANEL) return *std::max_element(outputs, outputs + count);
+    return fold(load<Lanes<PANEL>::f>(outputs), [](auto a, auto b) { return a > b ? a : b; })[0];
+}
+
 // The sums of panel `panel`, one row for each token, to where they belong: `acc` has rows `stride` floats apart.
 void finish(const Matrix& w, int panel, const float* acc, int stride, int tokens, float* y, int ldy,
             Epilogue epilogue) {
@@ -39,6 +44,10 @@ void finish(const Matrix& w, int panel, const float* acc, int stride, int tokens
         acc = sums, stride = PANEL;
     }
     if (epilogue == SWIGLU) return gate_rows(acc, stride, tokens, y + first / 2, ldy);
+    if (epilogue == PEAKS) {
+        for (int t = 0; t < tokens; t++, acc += stride) y[(size_t)t * ldy + panel] = largest(acc, count);
+        return;
+    }
     y += first;
     for (int t = 0; t < tokens; t++, acc += stride, y += ldy)
         if (count < PANEL)
@@ -47,8 +56,6 @@ void finish(const Matrix& w, int panel, const float* acc, int stride, int tokens
             for (int i = 0; i < PANEL; i += WIDE)
                 store(y + i, epilogue == ADD ? load<wf>(y + i) + load<wf>(acc + i) : load<wf>(acc + i));
 }
-
-int panels_of(const Matrix& w) { return (w.outputs + PANEL - 1) / PANEL; }
 
 size_t panel_bytes(const Matrix& w) {
     const Format& f = format(w.kind);
@@ -221,6 +228,13 @@ void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, floa
     team.each(jobs.count, 1, [&](int job, int next) {
         jobs.run(job, next >= 0 ? jobs.weights(next) : after ? after : jobs.weights(job));
     });
+}
+
+void gemm_panel(const Matrix& w, int panel, const float* x, float* sums) {
+    const uint8_t* weights = w.data + panel * panel_bytes(w);
+    Product(w, x, 0, 1).compute({weights, weights, 1, 0, 1}, sums);
+    if (w.bias)
+        for (int i = 0; i < std::min(PANEL, w.outputs - panel * PANEL); i++) sums[i] += w.bias[panel * PANEL + i];
 }
 
 void gemm_share(const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue, int share,

@@ -46,9 +46,10 @@ void round_block(float* x) {
     const auto size = [](Floats v) { return (Floats)((Lanes<BLOCK / 2>::u)v & 0x7fffffffu); };
     const Floats parts[] = {load<Floats>(x), load<Floats>(x + BLOCK / 2)};
     const float most = fold(larger(size(parts[0]), size(parts[1])), larger)[0];
-    const float inverse = most > 0 ? 127.0f / most : 0.0f;
+    const bool some = most > 1e-36f;  // what is smaller has no inverse
+    const float inverse = some ? 127.0f / most : 0.0f;
     Rounded made;
-    made.scale = most / 127.0f;
+    made.scale = some ? most / 127.0f : 0.0f;
     for (int half = 0; half < 2; half++) {
         const auto whole = (Lanes<BLOCK / 2>::i)(parts[half] * inverse + to_whole) - 0x4b400000;  // its bits
         place(made, half, __builtin_convertvector(whole, Bytes));

@@ -6,11 +6,15 @@
 
 namespace paceline::PACELINE_ISA {
 
-enum Epilogue { STORE, ADD, SWIGLU };
+enum Epilogue { STORE, ADD, SWIGLU, PEAKS };  // peaks: of each panel the largest output, in place of all
+
+inline int panels_of(const Matrix& w) { return (w.outputs + PANEL - 1) / PANEL; }
 
 // Called by all threads of a team alike: gemm.cpp; `then` is the matrix that will be needed next, or null,
 void gemm(Team& team, const Matrix& w, const float* x, int ldx, int tokens, float* y, int ldy, Epilogue epilogue,
           const Matrix* then = nullptr);
+// The outputs of one panel, for one token, as gemm has them.
+void gemm_panel(const Matrix& w, int panel, const float* x, float* sums);
 // In place, where w.input_kind asks for it: before gemm, once for all that reads these inputs. Of one token, of all.
 void round_row(const Matrix& w, float* x);
 void round_inputs(Team& team, const Matrix& w, float* x, int ldx, int tokens);
@@ -31,6 +35,12 @@ void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float
 // The largest of each row of logits, and what is told of them. Of one row: `logits` is as it was in the end.
 void judge_rows(Team& team, const Pass& pass, int tokens, int size);
 void judge(float* logits, int size, int top, int64_t* likeliest, float* logps, float* entropy);
+// likeliest.cpp: the first of the largest outputs of each row of inputs, which are floats. `lengths` are those of the
+// longest row in each panel, or a little more.
+void likeliest_rows(Team& team, const Matrix& w, const float* lengths, const float* x, int ldx, int tokens,
+                    float* workspace, int64_t* likeliest);
+size_t likeliest_floats(const Matrix& w, int tokens);  // of the workspace
+float panel_length(const Matrix& w, int panel);
 inline bool swiglu(const Model& model) { return model.activation == SILU && model.gated; }  // an epilogue of its own
 // Floats of a row in front of another activation.
 inline int wide_stride(const Model& model, int inner) {

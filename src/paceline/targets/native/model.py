@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.targets.native.build import library
 from paceline.targets.native.structures import CCall, CEntry, CNorm, CSpan, c_matrix, c_norm
-from paceline.targets.native.weights import CMatrix, Kind, Packed, pointer
+from paceline.targets.native.weights import FLOATS, PANEL, CMatrix, Kind, Packed, pointer
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
@@ -192,6 +192,7 @@ class NativeModel:
             ctypes.byref(CModel(*astuple(sizes), self._layers, last, head.c)) for last in (c_norm(norm), CNorm())
         )
         self._library = library()
+        self._lengths: Tensor | None = None  # see `tells_likeliest`
 
     def __getstate__(self) -> dict[str, Any]:
         layers, norm, head = self._keep
@@ -209,6 +210,19 @@ class NativeModel:
         rounded.append(head.round_inputs(kind))
         NativeModel.__init__(self, self.sizes, layers, norm, head)
         return any(rounded)
+
+    def tells_likeliest(self) -> bool:
+        """Whether a pass can tell the likeliest tokens without computing all logits: where these are products of
+        floats with weights in blocks, and nothing is done to them after.
+        """
+        _, _, head = self._keep
+        floats, sizes = head.kind in FLOATS or head.c.input_kind != Kind.F32, self.sizes
+        if floats or head.next or sizes.logit_scale != 1.0 or sizes.logit_cap:
+            return False
+        if self._lengths is None:
+            self._lengths = torch.empty(-(-head.outputs // PANEL))
+            self._library.paceline_lengths(ctypes.byref(head.c), self._lengths.data_ptr())
+        return True
 
     @property
     def windows(self) -> list[int]:
@@ -264,7 +278,8 @@ class NativeModel:
             beside: what the attention of layer `start` reads besides, see `Target.layers`.
             taps: filled with what enters these layers, which are above `start` and at most `stop`.
             logits: filled with those of the last tokens: final norm and output matrix.
-            likeliest: filled with the largest of each of these, of equal ones the first one first.
+            likeliest: filled with the largest of each of these, of equal ones the first one first. Without logits,
+                where it `tells_likeliest`, those of all tokens: the first of the largest.
             logps, entropies: filled with their log-probabilities, and the entropy in nats. More than one are told with
                 these only.
 
@@ -299,6 +314,7 @@ class NativeModel:
         if likeliest is not None:
             call.top, call.likeliest = likeliest.shape[-1], likeliest.data_ptr()
             call.logps, call.entropies = pointer(logps), pointer(entropies)
+            call.lengths = pointer(self._lengths) if logits is None else None
         if not self._library.paceline_pass(self._c, ctypes.byref(call)):
             raise IndexError("a token is not in the vocabulary")
 

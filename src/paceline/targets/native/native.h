@@ -130,6 +130,7 @@ struct Call {  // a pass as Python asks for it
     const uint8_t* skip;         // two flags a layer of the range: leave out its attention, its MLP; or null
     float* hidden;               // [tokens, hidden], in place
     float* logits;               // [tokens - logits_from, vocabulary], or null
+    const float* lengths;        // where there are no logits, but the likeliest: see likeliest.cpp
     int32_t top;                 // how many of the likeliest are told
     int64_t* likeliest;          // [tokens - logits_from, top], of equal ones the first one first; or null
     float *logps, *entropies;    // their log-probabilities; of each of these tokens, in nats; or both null
@@ -153,6 +154,7 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
     void (*run)(const Model& model, const Pass& pass);
     void (*head)(const Model& model, const float* hidden, int tokens, int threads, float* workspace, float* logits);
     void (*judge)(float* logits, int size, int top, int64_t* likeliest, float* logps, float* entropy);
+    float (*panel_length)(const Matrix& w, int panel);
     double (*multiply_add)(int64_t turns, int32_t input_kind);
     float (*read)(const float* from, size_t count);
 };

@@ -12,7 +12,7 @@ namespace {
 
 struct Buffers {  // inside the workspace, each row with the stride its GEMM wants
     int ldx, ldq, lda, ldi, ldw, ldf;
-    float *x, *qkv, *attended, *inner, *wide, *fused, *experts, *parts;
+    float *x, *qkv, *attended, *inner, *wide, *fused, *experts, *judged, *parts;
     size_t floats;
 
     Buffers(const Model& model, const Pass& pass) {
@@ -29,6 +29,7 @@ struct Buffers {  // inside the workspace, each row with the stride its GEMM wan
         wide = take((size_t)pass.tokens * ldw);
         fused = take((size_t)pass.tokens * (pass.entry.fuse.outputs ? ldf : 0));
         experts = take(experts_floats(model, pass.tokens));
+        judged = take(pass.lengths ? likeliest_floats(model.head, pass.tokens) : 0);
         parts = take(attention_floats(model, pass));
         floats = at - pass.workspace;
         // Inputs beyond the matrix's own have zero weights, but must be numbers.
@@ -56,7 +57,7 @@ class LayerPass {
   public:
     LayerPass(Team& team, const Model& m, const Pass& p, const Buffers& b, int index, float* hidden)
         : team_(team), m_(m), p_(p), b_(b), layer_(m.layers[index]),
-          after_(index + 1 < p.last ? &m.layers[index + 1].qkv : p.logits ? &m.head : nullptr), index_(index),
+          after_(index + 1 < p.last ? &m.layers[index + 1].qkv : p.logits || p.likeliest ? &m.head : nullptr), index_(index),
           hidden_(hidden) {}
 
     void run(bool attend, bool transform, const float* beside) const {
@@ -154,7 +155,7 @@ int64_t weights(const Matrix& w) { return (int64_t)w.outputs * w.inputs; }
 void run(const Model& m, const Pass& p) {
     const Buffers b(m, p);
     const int tailing = p.tokens - p.logits_from;
-    int64_t work = p.logits ? weights(m.head) * tailing : 0;
+    int64_t work = p.logits || p.likeliest ? weights(m.head) * tailing : 0;
     if (p.first < p.last) {
         const Layer& any = m.layers[p.first];
         const int64_t layer = weights(any.qkv) + weights(any.gate_up) + weights(any.down) +
@@ -172,9 +173,14 @@ void run(const Model& m, const Pass& p) {
                     std::copy_n(p.hidden + (size_t)t * m.hidden, m.hidden, tap + (size_t)t * m.hidden);
                 });
         }
-        if (p.logits)
-            logits_of(team, m, p.hidden + (size_t)p.logits_from * m.hidden, tailing, b.x, b.ldx, p.logits);
-        if (p.logits && p.likeliest) judge_rows(team, p, tailing, m.head.outputs);
+        const float* const last = p.hidden + (size_t)p.logits_from * m.hidden;
+        if (p.lengths) {
+            norm_rows(team, m.norm, last, m.hidden, tailing, m.hidden, b.x, b.ldx);
+            likeliest_rows(team, m.head, p.lengths, b.x, b.ldx, tailing, b.judged, p.likeliest);
+        } else if (p.logits) {
+            logits_of(team, m, last, tailing, b.x, b.ldx, p.logits);
+            if (p.likeliest) judge_rows(team, p, tailing, m.head.outputs);
+        }
     });
 }
 
@@ -189,6 +195,7 @@ void head(const Model& m, const float* hidden, int tokens, int threads, float* w
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, run, head, judge, multiply_add, read};
+const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, run, head, judge, panel_length, multiply_add,
+                         read};
 
 }  // namespace paceline::PACELINE_ISA

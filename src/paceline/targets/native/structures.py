@@ -51,7 +51,7 @@ class CCall(ctypes.Structure):
         *((name, ctypes.c_void_p * ROPES) for name in ("cosine", "sine")),
         ("cache", ctypes.c_void_p),
         ("entry", CEntry),
-        *((name, ctypes.c_void_p) for name in ("beside", "taps", "skip", "hidden", "logits")),
+        *((name, ctypes.c_void_p) for name in ("beside", "taps", "skip", "hidden", "logits", "lengths")),
         ("top", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("likeliest", "logps", "entropies")),
     )

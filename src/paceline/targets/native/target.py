@@ -148,6 +148,34 @@ class NativeTarget(Target):
         hidden: Float[Tensor, "batch width hidden"] | None = None,
     ) -> PassOutput:
         """See `Target.forward`; in one call."""
+        logits = torch.empty(*span.ids.shape, self.native.outputs)
+        _, tapped, likeliest = self._pass(span, cache, taps, start, hidden, logits)
+        return PassOutput(logits, tapped, likeliest)
+
+    def forward_greedy(
+        self,
+        span: Span,
+        cache: KVCache,
+        taps: Collection[int] = (),
+        start: int = 0,
+        hidden: Float[Tensor, "batch width hidden"] | None = None,
+    ) -> PassOutput:
+        """See `Target.forward_greedy`; where the output matrix is in blocks (likeliest.cpp says how)."""
+        if not self.native.tells_likeliest():
+            return self.forward(span, cache, taps, start, hidden)
+        last, tapped, likeliest = self._pass(span, cache, taps, start, hidden, None)
+        return PassOutput(lambda: self.head(last), tapped, likeliest)
+
+    def _pass(
+        self,
+        span: Span,
+        cache: KVCache,
+        taps: Collection[int],
+        start: int,
+        hidden: Tensor | None,
+        logits: Tensor | None,
+    ) -> tuple[Tensor, dict[int, Tensor], Tensor]:
+        """What leaves the last layer, what was tapped, and the likeliest tokens; `logits` are filled where wanted."""
         check_taps(taps, start)
         if hidden is None and start in taps:
             hidden = self.embed(span)
@@ -155,11 +183,10 @@ class NativeTarget(Target):
         shape = *span.ids.shape, self.config.hidden_size
         moving = torch.empty(shape) if hidden is None else hidden.clone(memory_format=torch.contiguous_format)
         tapped = _room_for(taps, start, hidden, shape)
-        logits = torch.empty(*span.ids.shape, self.native.outputs)
         likeliest = torch.empty(span.ids.shape, dtype=torch.int64)
         outputs = {"logits": logits, "likeliest": likeliest[..., None]}
         self._run(moving, span, cache, start, self.num_layers, entry=entry, taps=tapped, **outputs)
-        return PassOutput(logits, tapped, likeliest)
+        return moving, tapped, likeliest
 
     def _layers_tapped(
         self, hidden: Tensor, span: Span, cache: KVCache, start: int, taps: Collection[int]

@@ -15,6 +15,7 @@ from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 
 BLOCK = 32  # inputs are padded to whole blocks; the least that blocks of the GGUF formats have
+PANEL = 16  # outputs that are stored side by side
 MAX_PARTS = 3  # matrices that follow one another, of native.h
 LANES = 8
 

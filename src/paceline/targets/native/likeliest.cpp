@@ -1,0 +1,91 @@
+// The likeliest token of each row, without its logits.
+//
+// Inputs rounded to blocks of 8 bits (int8.cpp) make products in a fraction of the time, and how far each is off is
+// known: by |w| |x - rounded x| at most (Cauchy and Schwarz), and by the rounding of sums. So they tell which panels may
+// have the largest logit. Those few are computed as gemm.cpp does, to the same bits, and the largest of them is the
+// largest of all.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "int8.h"
+#include "kernels.h"
+#include "tiles.h"
+
+namespace paceline::PACELINE_ISA {
+namespace {
+
+constexpr float SMALLEST = 1e-36f;  // near the end of their range floats are rounded by more than 2^-24 of them
+
+using Sums = std::array<double, BLOCK>;  // of squares, which may be too small or large for floats
+
+double root_of_all(const Sums& sums) { return std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)); }
+
+// How far a product with a row of length 1 may be from what gemm.cpp makes of it, where `rounded` is read for x. Both
+// are off by less than 2^-24 an operation, of numbers that minima and digits make some times as large as weights.
+float margin(const float* x, const float* rounded, int inputs) {
+    Sums off{}, all{};
+    for (int k = 0; k < inputs; k += BLOCK) {
+        const auto& block = *(const Rounded*)(rounded + k);
+        for (int i = 0; i < BLOCK; i++) {
+            const double input = x[k + i], wrong = input - (double)block.scale * block.by[0][i];
+            off[i] += wrong * wrong;
+            all[i] += input * input;
+        }
+    }
+    return 1.001 * root_of_all(off) + (1e-4 + inputs * 0x1p-22) * root_of_all(all);
+}
+
+}  // namespace
+
+float panel_length(const Matrix& w, int panel) {
+    const Format& f = format(w.kind, w.near);
+    const int inputs = round_up(w.inputs, BLOCK);
+    const uint8_t* weights = w.data + (size_t)panel * (inputs / f.block) * f.bytes;
+    alignas(64) float floats[BLOCK * PANEL];
+    std::array<double, PANEL> squares{};
+    for (int k = 0; k < inputs; k += BLOCK) {
+        f.expand(weights, k, BLOCK, floats);
+        for (int i = 0; i < BLOCK * PANEL; i++) squares[i % PANEL] += (double)floats[i] * floats[i];
+    }
+    return 1.001 * std::sqrt(*std::max_element(squares.begin(), squares.end()));
+}
+
+size_t likeliest_floats(const Matrix& w, int tokens) {
+    return (size_t)tokens * (row_stride(w.inputs) + panels_of(w) + 1);
+}
+
+void likeliest_rows(Team& team, const Matrix& w, const float* lengths, const float* x, int ldx, int tokens,
+                    float* workspace, int64_t* likeliest) {
+    const int panels = panels_of(w), inputs = round_up(w.inputs, BLOCK), ldr = row_stride(w.inputs);
+    float *const rounded = workspace, *const peaks = rounded + (size_t)tokens * ldr;
+    float* const margins = peaks + (size_t)tokens * panels;
+    Matrix roughly = w;
+    roughly.input_kind = Q8_0;
+    team.each(tokens, 1, [&](int t, int) {
+        const float* row = x + (size_t)t * ldx;
+        float* to = rounded + (size_t)t * ldr;
+        std::copy_n(row, inputs, to);
+        round_row_to_bytes(to, inputs);
+        margins[t] = margin(row, to, inputs);
+    });
+    gemm(team, roughly, rounded, ldr, tokens, peaks, panels, PEAKS);
+    team.each(tokens, 1, [&](int t, int) {
+        const float *peak = peaks + (size_t)t * panels, *row = x + (size_t)t * ldx;
+        const auto off = [&](int i) { return margins[t] * lengths[i] + SMALLEST; };
+        float least = -std::numeric_limits<float>::infinity(), most = least;  // of the largest; the largest so far
+        for (int i = 0; i < panels; i++) least = std::max(least, peak[i] - off(i));
+        likeliest[t] = 0;
+        for (int i = 0; i < panels; i++) {
+            if (peak[i] + off(i) < least) continue;  // false for what is no number
+            alignas(64) float sums[PANEL];
+            gemm_panel(w, i, row, sums);
+            for (int j = 0; j < std::min(PANEL, w.outputs - i * PANEL); j++)
+                if (sums[j] > most) most = sums[j], likeliest[t] = i * PANEL + j;
+        }
+    });
+}
+
+}  // namespace paceline::PACELINE_ISA
