@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,14 +74,17 @@ def load(model: str, dtype: str) -> Target:
     name = name or build.runnable()[-1]
     build.choose(name)
     target = paceline.load(model, dtype=dtype, drafter="none", tier="native").target
-    forward = target.forward
+    for method in ("forward", "forward_greedy"):
+        setattr(target, method, on_set(name, getattr(target, method)))
+    return target
 
+
+def on_set(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def on_its_set(*arguments: Any, **options: Any) -> Any:
         build.choose(name)
-        return forward(*arguments, **options)
+        return method(*arguments, **options)
 
-    target.forward = on_its_set  # type: ignore[method-assign]
-    return target
+    return on_its_set
 
 
 @torch.inference_mode()

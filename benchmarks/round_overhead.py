@@ -58,7 +58,7 @@ def watched(target: Any) -> Iterator[tuple[Stopwatch, Stopwatch]]:
     modules, writes = Stopwatch(), Stopwatch()
     places: list[tuple[Any, str]] = [(KVCache, "write")]
     if target.tier != "reference":
-        places.append((target, "forward"))
+        places += [(target, "forward"), (target, "forward_greedy")]
     elif target.has_blocks:
         decoder = target.decoder
         ends = [target.model.get_input_embeddings(), getattr(decoder, target.family.norm), target.output]

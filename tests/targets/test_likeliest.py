@@ -13,16 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from paceline import DRAFTERS, LLM, POLICIES
 from paceline.drafting.tree import tree_span
 from paceline.targets.native import NativeTarget, available
 from paceline.targets.native.model import NativeModel, Sizes
-from paceline.targets.native.weights import Kind, Packed, Rows
+from paceline.targets.native.rough import Rough
+from paceline.targets.native.weights import FLOATS, Kind, Packed, Rows
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput
 from targets.test_families import bushy
 from targets.test_native import on_each_set, random_ids
-from targets.test_native_formats import BLOCKS
 from tiny import small_llama
+from tiny_families import tiny
 from tiny_gguf import random_blocks
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C++ compiler with OpenMP")
@@ -46,17 +48,21 @@ def sizes(inputs: int, **others: float) -> Sizes:
 
 
 def matrix(kind: Kind, outputs: int, inputs: int, seed: int = 0, bias: Tensor | None = None) -> NativeModel:
-    raw = random_blocks(kind.name, (outputs, inputs), np.random.default_rng(seed), 3e-4)
+    draw = np.random.default_rng(seed)
+    if kind in FLOATS:
+        raw = Rows.of(torch.from_numpy(draw.normal(size=(outputs, inputs))).to(FLOATS[kind])).data
+    else:
+        raw = torch.from_numpy(random_blocks(kind.name, (outputs, inputs), draw, 3e-4))
     packed = Packed(kind, inputs, [outputs])
-    packed.write(torch.from_numpy(raw), packed.places(0))
+    packed.write(raw, packed.places(0))
     if bias is not None:
         packed.set_bias([bias])
-    return NativeModel(sizes(inputs), [], None, packed)
+    return NativeModel(sizes(inputs), [], None, packed, Rough.of(packed))
 
 
 def likeliest(model: NativeModel, x: Tensor) -> Tensor:
     """Of rows that enter the output matrix as they are."""
-    assert model.tells_likeliest()
+    assert model.rough
     found = torch.full((len(x), 1), -1)
     span, nothing = Span(torch.zeros(1, len(x), dtype=torch.long), np.zeros(1)), np.zeros(1)
     cache: Any = SimpleNamespace(addresses=nothing)
@@ -64,7 +70,7 @@ def likeliest(model: NativeModel, x: Tensor) -> Tensor:
     return found[:, 0]
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("inputs", [256, 768])
 def test_they_are_those_of_all_logits(kind: Kind, inputs: int) -> None:
     """150 outputs: the last panel has fewer than others. Rows nearly alike leave little between the largest two."""
@@ -82,7 +88,7 @@ def test_they_are_those_of_all_logits(kind: Kind, inputs: int) -> None:
 
 
 @given(
-    kind=st.sampled_from(BLOCKS),
+    kind=st.sampled_from(Kind),
     seed=st.integers(0, 1 << 30),
     size=st.sampled_from([1e-42, 1e-30, 1e-3, 1.0, 1e15, 1e30]),
     outlier=st.sampled_from([1.0, 1e3, 1e6]),
@@ -103,7 +109,8 @@ def test_of_equal_ones_it_is_the_first() -> None:
     raw = random_blocks("Q8_0", (20, 64), np.random.default_rng(0), 3e-4)
     packed = Packed(Kind.Q8_0, 64, [400])
     packed.write(torch.from_numpy(np.tile(raw, (20, 1))), packed.places(0))
-    model, x = NativeModel(sizes(64), [], None, packed), torch.randn(50, 64, generator=torch.Generator().manual_seed(2))
+    model = NativeModel(sizes(64), [], None, packed, Rough.of(packed))
+    x = torch.randn(50, 64, generator=torch.Generator().manual_seed(2))
     found = likeliest(model, x)
     assert int(found.max()) < 20
     assert torch.equal(found, model.head(x, normed=True)[:, :20].argmax(-1))
@@ -122,17 +129,14 @@ def test_numbers_that_are_none(what: float) -> None:
 
 
 def test_where_all_logits_are_needed() -> None:
-    """Floats are not read in fewer bits; a cap or a factor may make different logits equal."""
-    floats = Packed(Kind.F32, 64, [40])
-    floats.write(Rows.of(torch.randn(40, 64)).data, floats.places(0))
-    assert not NativeModel(sizes(64), [], None, floats).tells_likeliest()
-    head = matrix(Kind.Q8_0, 40, 64)._keep[-1]
-    for size in (sizes(64, logit_cap=30.0), sizes(64, logit_scale=0.5)):
-        assert not NativeModel(size, [], None, head).tells_likeliest()
-    model = NativeModel(sizes(64), [], None, head)
-    assert model.tells_likeliest()
+    """A cap or a factor may make different logits equal, and rows of rounded inputs are read in bytes already."""
+    for family in ("gemma2", "granite", "cohere"):
+        assert not NativeTarget(tiny(family, hidden_size=96)).native.rough
+    model = matrix(Kind.Q8_0, 40, 64)
+    assert model.rough
     model.round_inputs()
-    assert not model.tells_likeliest()
+    assert not model.rough
+    assert not Rough.of(Packed(Kind.F32, 60, [40])), "no whole blocks"
 
 
 def test_a_greedy_pass(target: NativeTarget) -> None:
@@ -156,3 +160,36 @@ def test_a_greedy_pass(target: NativeTarget) -> None:
 def told(out: PassOutput) -> Tensor:
     assert out.likeliest is not None
     return out.likeliest
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "all_logits"),
+    [
+        ("none", {}, False),
+        ("prompt-lookup", {}, False),
+        ("recycling", {}, True),
+        ("lookahead", {}, True),
+        ("merge:drafters=prompt-lookup|recycling", {}, True),
+        ("none", {"temperature": 0.7, "seed": 1}, True),
+        ("none", {"repetition_penalty": 1.2}, True),
+        ("none", {"logprobs": 2}, True),
+    ],
+)
+def test_rounds_compute_logits_where_somebody_reads_them(
+    target: NativeTarget, monkeypatch: pytest.MonkeyPatch, method: str, options: dict[str, Any], all_logits: bool
+) -> None:
+    """And never after the pass."""
+    llm, passes = LLM(target, DRAFTERS.parse(method).build(target), POLICIES.parse("fixed")), {True: 0, False: 0}
+    run = target.native.run
+
+    def counted(*arguments: Any, **more: Any) -> None:
+        if more.get("likeliest") is not None:
+            passes[more["logits"] is not None] += 1
+        run(*arguments, **more)
+
+    monkeypatch.setattr(target.native, "run", counted)
+    monkeypatch.setattr(target, "head", None)
+    output = llm.generate([5, 6, 7, 5, 6], max_new_tokens=12, **options)
+    assert len(output.tokens) == 12
+    assert passes[all_logits] >= 3
+    assert not passes[not all_logits]

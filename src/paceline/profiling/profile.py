@@ -136,7 +136,7 @@ def _arithmetic(target: Target) -> tuple[torch.device, torch.dtype]:
 def _assemble(
     target: Target, model: str, context: int, passes: Passes, drafts: dict[str, Timing | None], roof: Roofline
 ) -> Profile:
-    costs = {width: pass_cost(target, width, context) for width in passes.timings}
+    costs = {width: pass_cost(target, width, context, greedy=True) for width in passes.timings}
     return Profile(
         model=model,
         key=model_key(target),

@@ -38,14 +38,15 @@ class PassCost:
         return self.weight_bytes + self.cache_bytes
 
 
-def pass_cost(target: Target, width: int, context: int) -> PassCost:
-    """Of a chain of `width` tokens behind `context` committed ones, batch 1."""
+def pass_cost(target: Target, width: int, context: int, greedy: bool = False) -> PassCost:
+    """Of a chain of `width` tokens behind `context` committed ones, batch 1; of a `Target.forward_greedy`, if asked."""
+    weights = target.greedy_weight_count if greedy else target.weight_count
     shape, heads = target.cache_shape(), target.config.num_attention_heads
     seen = sum(range(context + 1, context + width + 1))  # keys, over all tokens of the pass
     return PassCost(
         target.weight_bytes,
         2 * shape.layers * shape.kv_heads * shape.head_dim * (context + width) * target.dtype.itemsize,
-        2 * target.weight_count * width + 4 * shape.layers * heads * shape.head_dim * seen,
+        2 * weights * width + 4 * shape.layers * heads * shape.head_dim * seen,
     )
 
 

@@ -115,6 +115,11 @@ class Target(ABC):
         return self.compute_dtype if self.compute_dtype.is_floating_point else torch.float32
 
     @property
+    def greedy_weight_count(self) -> int:
+        """Of `weight_count` those that `forward_greedy` multiplies by in full."""
+        return self.weight_count
+
+    @property
     def eos(self) -> tuple[int, ...]:
         """End-of-sequence ids, as the model's generation config (or else its config) names them."""
         ids = getattr(self.model.generation_config, "eos_token_id", None)

@@ -176,7 +176,7 @@ bool paceline_rows(const Matrix* w, const int64_t* outputs, int count, float* to
     return true;
 }
 
-// to[i] = the length of panel i's longest row, or a little more, for `Call::lengths`.
+// to[i] = the length of panel i's longest row, or a little more: see `Rough`.
 void paceline_lengths(const Matrix* w, float* to) {
 #pragma omp parallel for
     for (int i = 0; i < (w->outputs + PANEL - 1) / PANEL; i++) to[i] = kernels().panel_length(*w, i);

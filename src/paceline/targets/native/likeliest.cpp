@@ -1,9 +1,9 @@
 // The likeliest token of each row, without its logits.
 //
-// Inputs rounded to blocks of 8 bits (int8.cpp) make products in a fraction of the time, and how far each is off is
-// known: by |w| |x - rounded x| at most (Cauchy and Schwarz), and by the rounding of sums. So they tell which panels may
-// have the largest logit. Those few are computed as gemm.cpp does, to the same bits, and the largest of them is the
-// largest of all.
+// With inputs x in blocks of 8 bits, and weights w in blocks, products take a fraction of the time (int8.cpp). How far
+// one may be off is known (Cauchy and Schwarz): by |w| |x - its blocks| + |w - its blocks| |x's blocks|, and by the
+// rounding of sums. So they tell which panels may have the largest logit. Those few are computed as gemm.cpp does, to
+// the same bits, and the largest of them is the largest of all.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -23,9 +23,13 @@ using Sums = std::array<double, BLOCK>;  // of squares, which may be too small o
 
 double root_of_all(const Sums& sums) { return std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)); }
 
-// How far a product with a row of length 1 may be from what gemm.cpp makes of it, where `rounded` is read for x. Both
-// are off by less than 2^-24 an operation, of numbers that minima and digits make some times as large as weights.
-float margin(const float* x, const float* rounded, int inputs) {
+struct Margins {
+    float length, off;  // how far a product may be from gemm.cpp's, by the length of its row, and by how far that is off
+};
+
+// Where `rounded` is read for x. Sums are off by less than 2^-24 an operation, on both sides, of numbers that minima and
+// digits make some times as large as weights.
+Margins margins_of(const float* x, const float* rounded, int inputs) {
     Sums off{}, all{};
     for (int k = 0; k < inputs; k += BLOCK) {
         const auto& block = *(const Rounded*)(rounded + k);
@@ -35,7 +39,8 @@ float margin(const float* x, const float* rounded, int inputs) {
             all[i] += input * input;
         }
     }
-    return 1.001 * root_of_all(off) + (1e-4 + inputs * 0x1p-22) * root_of_all(all);
+    const double wrong = 1.001 * root_of_all(off), length = 1.001 * root_of_all(all);
+    return {(float)(wrong + (1e-4 + inputs * 0x1p-22) * length), (float)(wrong + length)};
 }
 
 }  // namespace
@@ -54,27 +59,29 @@ float panel_length(const Matrix& w, int panel) {
 }
 
 size_t likeliest_floats(const Matrix& w, int tokens) {
-    return (size_t)tokens * (row_stride(w.inputs) + panels_of(w) + 1);
+    return (size_t)tokens * (row_stride(w.inputs) + panels_of(w) + 2);
 }
 
-void likeliest_rows(Team& team, const Matrix& w, const float* lengths, const float* x, int ldx, int tokens,
+void likeliest_rows(Team& team, const Matrix& w, const Rough& rough, const float* x, int ldx, int tokens,
                     float* workspace, int64_t* likeliest) {
     const int panels = panels_of(w), inputs = round_up(w.inputs, BLOCK), ldr = row_stride(w.inputs);
     float *const rounded = workspace, *const peaks = rounded + (size_t)tokens * ldr;
-    float* const margins = peaks + (size_t)tokens * panels;
-    Matrix roughly = w;
-    roughly.input_kind = Q8_0;
+    Margins* const margins = (Margins*)(peaks + (size_t)tokens * panels);
+    Matrix blocks = *rough.matrix;
+    blocks.input_kind = Q8_0, blocks.bias = w.bias;
     team.each(tokens, 1, [&](int t, int) {
         const float* row = x + (size_t)t * ldx;
         float* to = rounded + (size_t)t * ldr;
         std::copy_n(row, inputs, to);
         round_row_to_bytes(to, inputs);
-        margins[t] = margin(row, to, inputs);
+        margins[t] = margins_of(row, to, inputs);
     });
-    gemm(team, roughly, rounded, ldr, tokens, peaks, panels, PEAKS);
+    gemm(team, blocks, rounded, ldr, tokens, peaks, panels, PEAKS);
     team.each(tokens, 1, [&](int t, int) {
         const float *peak = peaks + (size_t)t * panels, *row = x + (size_t)t * ldx;
-        const auto off = [&](int i) { return margins[t] * lengths[i] + SMALLEST; };
+        const auto off = [&](int i) {
+            return margins[t].length * rough.lengths[i] + (rough.off ? margins[t].off * rough.off[i] : 0.0f) + SMALLEST;
+        };
         float least = -std::numeric_limits<float>::infinity(), most = least;  // of the largest; the largest so far
         for (int i = 0; i < panels; i++) least = std::max(least, peak[i] - off(i));
         likeliest[t] = 0;

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from paceline.targets.native.build import library
 from paceline.targets.native.structures import CCall, CEntry, CNorm, CSpan, c_matrix, c_norm
-from paceline.targets.native.weights import FLOATS, PANEL, CMatrix, Kind, Packed, pointer
+from paceline.targets.native.weights import CMatrix, Kind, Packed, pointer
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
+    from paceline.targets.native.rough import Rough
     from paceline.targets.parts import Norm
     from paceline.targets.rope import RopeTables
     from paceline.targets.span import Span
@@ -181,9 +182,17 @@ class NativeModel:
     Attributes:
         outputs: of the output matrix.
         norm: the final one.
+        rough: of the output matrix, where a pass can tell the likeliest tokens without all logits.
     """
 
-    def __init__(self, sizes: Sizes, layers: Sequence[LayerWeights], norm: Norm | None, head: Packed) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        layers: Sequence[LayerWeights],
+        norm: Norm | None,
+        head: Packed,
+        rough: Rough | None = None,
+    ) -> None:
         self.sizes = sizes
         self.outputs, self.norm = head.outputs, norm
         self._layers = (CLayer * len(layers))(*(layer.c() for layer in layers))
@@ -192,11 +201,11 @@ class NativeModel:
             ctypes.byref(CModel(*astuple(sizes), self._layers, last, head.c)) for last in (c_norm(norm), CNorm())
         )
         self._library = library()
-        self._lengths: Tensor | None = None  # see `tells_likeliest`
+        self.rough = rough
 
     def __getstate__(self) -> dict[str, Any]:
         layers, norm, head = self._keep
-        return {"sizes": self.sizes, "layers": layers, "norm": norm, "head": head}
+        return {"sizes": self.sizes, "layers": layers, "norm": norm, "head": head, "rough": self.rough}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         NativeModel.__init__(self, **state)
@@ -210,19 +219,6 @@ class NativeModel:
         rounded.append(head.round_inputs(kind))
         NativeModel.__init__(self, self.sizes, layers, norm, head)
         return any(rounded)
-
-    def tells_likeliest(self) -> bool:
-        """Whether a pass can tell the likeliest tokens without computing all logits: where these are products of
-        floats with weights in blocks, and nothing is done to them after.
-        """
-        _, _, head = self._keep
-        floats, sizes = head.kind in FLOATS or head.c.input_kind != Kind.F32, self.sizes
-        if floats or head.next or sizes.logit_scale != 1.0 or sizes.logit_cap:
-            return False
-        if self._lengths is None:
-            self._lengths = torch.empty(-(-head.outputs // PANEL))
-            self._library.paceline_lengths(ctypes.byref(head.c), self._lengths.data_ptr())
-        return True
 
     @property
     def windows(self) -> list[int]:
@@ -279,7 +275,7 @@ class NativeModel:
             taps: filled with what enters these layers, which are above `start` and at most `stop`.
             logits: filled with those of the last tokens: final norm and output matrix.
             likeliest: filled with the largest of each of these, of equal ones the first one first. Without logits,
-                where it `tells_likeliest`, those of all tokens: the first of the largest.
+                where it has `rough`, those of all tokens: the first of the largest.
             logps, entropies: filled with their log-probabilities, and the entropy in nats. More than one are told with
                 these only.
 
@@ -314,7 +310,8 @@ class NativeModel:
         if likeliest is not None:
             call.top, call.likeliest = likeliest.shape[-1], likeliest.data_ptr()
             call.logps, call.entropies = pointer(logps), pointer(entropies)
-            call.lengths = pointer(self._lengths) if logits is None else None
+            if logits is None and self.rough:
+                call.rough = ctypes.addressof(self.rough.c)
         if not self._library.paceline_pass(self._c, ctypes.byref(call)):
             raise IndexError("a token is not in the vocabulary")
 

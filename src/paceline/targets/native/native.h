@@ -38,6 +38,12 @@ struct Matrix {  // y = W x + bias, packed by `pack_row`
     const Matrix* next;  // the outputs that follow, of another kind; or null
 };
 
+struct Rough {  // tells which outputs of a matrix may be the largest (likeliest.cpp)
+    const Matrix* matrix;  // its weights in blocks, or blocks near them
+    const float* lengths;  // of each panel's longest row, or a little more
+    const float* off;      // how far each panel's rows are from their blocks, or a little more; null: not at all
+};
+
 enum Activation : int32_t { SILU, GELU, GELU_TANH, RELU_SQUARED, CLAMPED_SWIGLU };
 
 struct Norm {  // x / rms(x) * weight + bias; centred: the mean is taken off x first
@@ -130,7 +136,7 @@ struct Call {  // a pass as Python asks for it
     const uint8_t* skip;         // two flags a layer of the range: leave out its attention, its MLP; or null
     float* hidden;               // [tokens, hidden], in place
     float* logits;               // [tokens - logits_from, vocabulary], or null
-    const float* lengths;        // where there are no logits, but the likeliest: see likeliest.cpp
+    const Rough* rough;          // with it, and without logits, the likeliest are told; or null
     int32_t top;                 // how many of the likeliest are told
     int64_t* likeliest;          // [tokens - logits_from, top], of equal ones the first one first; or null
     float *logps, *entropies;    // their log-probabilities; of each of these tokens, in nats; or both null

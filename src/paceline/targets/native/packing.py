@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.targets.native.model import ACTIVATIONS, ExpertWeights, LayerWeights, NativeModel, Sizes
+from paceline.targets.native.rough import Rough
 from paceline.targets.native.storage import OUTPUT, Storage
 from paceline.targets.native.weights import BLOCK, Kind, Packed
 from paceline.targets.parts import ExpertParts, LayerParts, ModelParts, Norm
@@ -36,7 +37,10 @@ def pack(parts: ModelParts, mode: str, dtype: torch.dtype, source: Path) -> tupl
     output = embedding if tied else storage.pack({OUTPUT: head})
     if tied:
         head.weight = embed.weight  # both empty now
-    return NativeModel(_sizes(parts, layers), layers, _float(parts.norm), output), embedding
+    sizes = _sizes(parts, layers)
+    adjusted = sizes.logit_scale != 1.0 or sizes.logit_cap  # which may make different logits equal
+    rough = None if adjusted else Rough.of(output)
+    return NativeModel(sizes, layers, _float(parts.norm), output, rough), embedding
 
 
 def _sizes(parts: ModelParts, layers: Sequence[LayerWeights]) -> Sizes:

@@ -29,7 +29,7 @@ struct Buffers {  // inside the workspace, each row with the stride its GEMM wan
         wide = take((size_t)pass.tokens * ldw);
         fused = take((size_t)pass.tokens * (pass.entry.fuse.outputs ? ldf : 0));
         experts = take(experts_floats(model, pass.tokens));
-        judged = take(pass.lengths ? likeliest_floats(model.head, pass.tokens) : 0);
+        judged = take(pass.rough ? likeliest_floats(model.head, pass.tokens) : 0);
         parts = take(attention_floats(model, pass));
         floats = at - pass.workspace;
         // Inputs beyond the matrix's own have zero weights, but must be numbers.
@@ -174,9 +174,9 @@ void run(const Model& m, const Pass& p) {
                 });
         }
         const float* const last = p.hidden + (size_t)p.logits_from * m.hidden;
-        if (p.lengths) {
+        if (p.rough) {
             norm_rows(team, m.norm, last, m.hidden, tailing, m.hidden, b.x, b.ldx);
-            likeliest_rows(team, m.head, p.lengths, b.x, b.ldx, tailing, b.judged, p.likeliest);
+            likeliest_rows(team, m.head, *p.rough, b.x, b.ldx, tailing, b.judged, p.likeliest);
         } else if (p.logits) {
             logits_of(team, m, last, tailing, b.x, b.ldx, p.logits);
             if (p.likeliest) judge_rows(team, p, tailing, m.head.outputs);

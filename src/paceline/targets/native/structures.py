@@ -29,6 +29,10 @@ class CSpan(ctypes.Structure):
     )
 
 
+class CRough(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("matrix", "lengths", "off"))
+
+
 class CEntry(ctypes.Structure):
     _fields_ = (
         ("embedding", ctypes.c_void_p),
@@ -51,7 +55,7 @@ class CCall(ctypes.Structure):
         *((name, ctypes.c_void_p * ROPES) for name in ("cosine", "sine")),
         ("cache", ctypes.c_void_p),
         ("entry", CEntry),
-        *((name, ctypes.c_void_p) for name in ("beside", "taps", "skip", "hidden", "logits", "lengths")),
+        *((name, ctypes.c_void_p) for name in ("beside", "taps", "skip", "hidden", "logits", "rough")),
         ("top", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("likeliest", "logps", "entropies")),
     )

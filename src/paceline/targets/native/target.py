@@ -84,6 +84,11 @@ class NativeTarget(Target):
         if self.native.sizes.experts:
             self.weight_count = sum(matrix.outputs * matrix.c.inputs for matrix in self.native.read)
 
+    @property
+    def greedy_weight_count(self) -> int:
+        head = self.native.matrices[-1]
+        return self.weight_count - (head.outputs * head.c.inputs if self.native.rough else 0)
+
     def in_int8(self) -> NativeTarget:
         """This target, whose matrix products with weights in blocks round their inputs to 8 bits from now on.
 
@@ -160,8 +165,8 @@ class NativeTarget(Target):
         start: int = 0,
         hidden: Float[Tensor, "batch width hidden"] | None = None,
     ) -> PassOutput:
-        """See `Target.forward_greedy`; where the output matrix is in blocks (likeliest.cpp says how)."""
-        if not self.native.tells_likeliest():
+        """See `Target.forward_greedy`; where that can be (likeliest.cpp says how)."""
+        if not self.native.rough:
             return self.forward(span, cache, taps, start, hidden)
         last, tapped, likeliest = self._pass(span, cache, taps, start, hidden, None)
         return PassOutput(lambda: self.head(last), tapped, likeliest)
