@@ -35,8 +35,8 @@ void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float
 // The largest of each row of logits, and what is told of them. Of one row: `logits` is as it was in the end.
 void judge_rows(Team& team, const Pass& pass, int tokens, int size);
 void judge(float* logits, int size, int top, int64_t* likeliest, float* logps, float* entropy);
-// likeliest.cpp: the first of the largest outputs of each row of inputs, which are floats.
-void likeliest_rows(Team& team, const Matrix& w, const Rough& rough, const float* x, int ldx, int tokens,
+// likeliest.cpp: the first of the largest outputs, times `scale` above 0, of each row of inputs, which are floats.
+void likeliest_rows(Team& team, const Matrix& w, const Rough& rough, float scale, const float* x, int ldx, int tokens,
                     float* workspace, int64_t* likeliest);
 size_t likeliest_floats(const Matrix& w, int tokens);  // of the workspace
 float panel_length(const Matrix& w, int panel);

@@ -3,7 +3,8 @@
 // With inputs x in blocks of 8 bits, and weights w in blocks, products take a fraction of the time (int8.cpp). How far
 // one may be off is known (Cauchy and Schwarz): by |w| |x - its blocks| + |w - its blocks| |x's blocks|, and by the
 // rounding of sums. So they tell which panels may have the largest logit. Those few are computed as gemm.cpp does, to
-// the same bits, and the largest of them is the largest of all.
+// the same bits, and the largest of them is the largest of all. A factor rounds them a last time, which may make two of
+// them equal, but by much less than sums are thought to be off.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -62,7 +63,7 @@ size_t likeliest_floats(const Matrix& w, int tokens) {
     return (size_t)tokens * (row_stride(w.inputs) + panels_of(w) + 2);
 }
 
-void likeliest_rows(Team& team, const Matrix& w, const Rough& rough, const float* x, int ldx, int tokens,
+void likeliest_rows(Team& team, const Matrix& w, const Rough& rough, float scale, const float* x, int ldx, int tokens,
                     float* workspace, int64_t* likeliest) {
     const int panels = panels_of(w), inputs = round_up(w.inputs, BLOCK), ldr = row_stride(w.inputs);
     float *const rounded = workspace, *const peaks = rounded + (size_t)tokens * ldr;
@@ -90,7 +91,7 @@ void likeliest_rows(Team& team, const Matrix& w, const Rough& rough, const float
             alignas(64) float sums[PANEL];
             gemm_panel(w, i, row, sums);
             for (int j = 0; j < std::min(PANEL, w.outputs - i * PANEL); j++)
-                if (sums[j] > most) most = sums[j], likeliest[t] = i * PANEL + j;
+                if (const float logit = sums[j] * scale; logit > most) most = logit, likeliest[t] = i * PANEL + j;
         }
     });
 }

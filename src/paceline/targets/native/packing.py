@@ -38,8 +38,8 @@ def pack(parts: ModelParts, mode: str, dtype: torch.dtype, source: Path) -> tupl
     if tied:
         head.weight = embed.weight  # both empty now
     sizes = _sizes(parts, layers)
-    adjusted = sizes.logit_scale != 1.0 or sizes.logit_cap  # which may make different logits equal
-    rough = None if adjusted else Rough.of(output)
+    # A cap may make different logits equal, and a factor below 0 turns them around.
+    rough = None if sizes.logit_cap or sizes.logit_scale <= 0 else Rough.of(output)
     return NativeModel(sizes, layers, _float(parts.norm), output, rough), embedding
 
 

@@ -176,7 +176,7 @@ void run(const Model& m, const Pass& p) {
         const float* const last = p.hidden + (size_t)p.logits_from * m.hidden;
         if (p.rough) {
             norm_rows(team, m.norm, last, m.hidden, tailing, m.hidden, b.x, b.ldx);
-            likeliest_rows(team, m.head, *p.rough, b.x, b.ldx, tailing, b.judged, p.likeliest);
+            likeliest_rows(team, m.head, *p.rough, m.logit_scale, b.x, b.ldx, tailing, b.judged, p.likeliest);
         } else if (p.logits) {
             logits_of(team, m, last, tailing, b.x, b.ldx, p.logits);
             if (p.likeliest) judge_rows(team, p, tailing, m.head.outputs);
