@@ -73,8 +73,8 @@ class WholeTarget(Target):
             raise self._no_blocks()
         if self._row_by_row and span.batch > 1:
             rows = [self._pass(span.row(row), cache.rows(row, row + 1), taps, keep) for row in range(span.batch)]
-            hidden = {tap: torch.cat([row.taps[tap] for row in rows]) for tap in taps}
-            return PassOutput(torch.cat([row.logits for row in rows]), hidden)
+            tapped = {tap: torch.cat([row.taps[tap] for row in rows]) for tap in taps}
+            return PassOutput(torch.cat([row.logits for row in rows]), tapped)
         return self._pass(span, cache, taps, keep)
 
     def _pass(self, span: Span, cache: KVCache, taps: Collection[int], keep: int) -> PassOutput:
