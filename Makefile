@@ -21,7 +21,7 @@ test: $(VENV)/.dev
 coverage: $(VENV)/.dev  ## the tests again, slower; fails below the share that pyproject.toml asks for
 	$(PYTEST) --cov
 
-test-vllm: $(VENV)/.runtime  ## heads and drafters in vLLM, in an environment of its own (docs/vllm.md)
+test-vllm: $(VENV)/.dev  ## heads and drafters in vLLM, in an environment of its own (docs/vllm.md)
 	$(BIN)/python tests/vllm/check.py
 	$(BIN)/python tests/vllm/drafters.py --limit 1
 	$(BIN)/python tests/vllm/sampled.py
