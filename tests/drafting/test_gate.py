@@ -50,6 +50,17 @@ def test_it_depends_on_what_there_is_already() -> None:
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.0])
+def test_rounds_of_a_new_kind_begin_with_what_the_others_have_shown(gain: float) -> None:
+    gate, random = Gate(), Random(0)
+    for _ in range(100):
+        gate.learn(0.0, gain)
+    assert sum(gate.asks(1.5, 0.3, random) for _ in range(50)) == 50 * gain
+    for _ in range(60):
+        gate.learn(1.5, 1.0 - gain)  # until they show otherwise
+    assert sum(gate.asks(1.5, 0.3, random) for _ in range(50)) == 50 * (1.0 - gain)
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.0])
 def test_a_request_begins_with_what_others_have_shown(gain: float) -> None:
     known = Gate()
     asked(Gate(known), [gain] * 100)

@@ -95,12 +95,19 @@ class Gate:
 
     def _belief(self, kind: int) -> tuple[float, float, float]:
         """Mean, variance and how many rounds they rest on."""
-        mean, variance, weight = HOPE, SPREAD**2, self._weight
         if self._before:
             mean, variance, known = self._before._belief(kind)
-            weight = min(known, ALIKE)
-        count, total, squares = self._seen[kind]
-        together = weight + count
-        updated = (weight * mean + total) / together
-        spread = (weight * (variance + mean**2) + squares) / together - updated**2
-        return updated, max(spread, LEAST), together
+            return _updated(mean, variance, min(known, ALIKE), self._seen[kind])
+        # A source that is new to rounds of this kind is expected to do there what it did in those of other kinds.
+        others = [sum(seen[at] for seen in self._seen) - self._seen[kind][at] for at in range(3)]
+        mean, variance, _ = _updated(HOPE, SPREAD**2, self._weight, others)
+        return _updated(mean, variance, self._weight, self._seen[kind])
+
+
+def _updated(mean: float, variance: float, weight: float, seen: Sequence[float]) -> tuple[float, float, float]:
+    """Mean, variance and weight of what is believed, after a count, a sum and squares of gains."""
+    count, total, squares = seen
+    together = weight + count
+    updated = (weight * mean + total) / together
+    spread = (weight * (variance + mean**2) + squares) / together - updated**2
+    return updated, max(spread, LEAST), together
