@@ -146,6 +146,7 @@ def run(options: Training, prepare: Callable[[TrainingPlan, bool], PreparedTrain
                 bar.console.print(line, soft_wrap=True, highlight=False)
 
         measured = trainer.run(show)
+    accelerator.end_training()  # left open, the process group may abort Python's exit
     if not accelerator.is_main_process:
         return
     if options.as_json:
