@@ -184,7 +184,7 @@ def _examine_in_time(kind: str) -> Finding:
 
 OUTCOMES = {
     "same": "run, with the ids of `generate`",
-    "tie": "run, where two tokens tie with another of the two",
+    "tie": "run, but where two tokens tie it chose the other one",
     "WRONG": "**wrong**",
     "refused": "are refused, with the reason",
     "not built": "are not among these: no tiny model of them was built",
@@ -200,7 +200,7 @@ def page(findings: Sequence[Finding], command: str) -> str:
     lines = [
         "# Which architectures run",
         "",
-        "Look here whether paceline runs your model, on which tier, and with which drafters.",
+        "Find out here whether paceline runs your model, on which tier, and with which drafters.",
         "The architectures are called as in a model's `config.json` (`model_type`).",
         "What runs layer by layer is described in [families.md](families.md).",
         "",

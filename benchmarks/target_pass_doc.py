@@ -98,7 +98,7 @@ def memory(found: dict[str, Any]) -> str:
         ratios = [f"{row['ratio_without_toy']:.2f}", f"{row['ratio']:.2f}"]
         lines.append([f"`{row['tier']}`, {row['step']}", *sizes, *ratios])
     note = (
-        f"Peak resident memory of a process that loads, or loads and decodes {found['new']} tokens behind a prompt of "
+        f"Peak resident memory of a process that loads, or loads and decodes {found['new']} tokens after a prompt of "
         f"{found['prompt']:,}; and\nof one that does so with a model of no weight: what Python, torch and transformers "
         "take by themselves."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,37 @@ def test_a_head_that_is_not_asked_reads_nothing(tmp_path: Path, monkeypatch: pyt
             assert eagle.forward.cache.lengths[0] == TAIL + ALONG
     assert rounds > 25
     assert request.output == hf_greedy(model, TEXT, 80)
+
+
+def test_a_head_that_was_not_asked_has_to_be_worth_its_catching_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third round it is not asked; catching up then takes five seconds, and nothing else takes any."""
+    EagleHead.from_target(model := small_llama()).save(tmp_path / "head")
+    llm = paceline.load(model, drafter=f"auto:head={tmp_path / 'head'}")
+    drafter, clock, told = llm.drafter, [0.0], list[float]()
+    assert isinstance(drafter, Auto)
+    [(at, eagle)] = drafter.paid.items()
+    assert isinstance(eagle, Eagle)
+    catch_up = eagle.catch_up
+
+    def slow(rows: Sequence[Row]) -> None:
+        clock[0] += 5.0
+        catch_up(rows)
+
+    def asks(pool: Pool, number: int, seconds: float, random: object) -> bool:
+        if number == at:
+            told.append(seconds)
+        return number == at and len(told) % 3 > 0
+
+    monkeypatch.setattr("paceline.drafters.merge.now", lambda: clock[0])
+    monkeypatch.setattr(eagle, "catch_up", slow)
+    monkeypatch.setattr(Pool, "asks", asks)
+    llm.generate(TEXT, max_new_tokens=120, eos=())
+    after_a_pause, at_once = told[6::3], [*told[4::3], *told[5::3]]
+    assert len(after_a_pause) > 2
+    assert after_a_pause == pytest.approx([5.0] * len(after_a_pause), rel=0.1)
+    assert not any(at_once)
 
 
 def test_seeds_give_their_own_samples(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ class Merge(TreeDrafter):
         self.random = Random(0)
         self.known = {at: Gate() for at in (*self.free, *self.paid)}  # what all requests have shown
         self.stopwatches = {at: Stopwatch() for at in self.known}
+        self.waking = {at: Stopwatch() for at in self.paid}  # reading what came while it was not asked
 
     def max_nodes(self, depth: int) -> int:
         return self.max_candidates + sum(part.max_nodes(depth) for part in self.whole.values())
@@ -131,27 +132,39 @@ class Merge(TreeDrafter):
         """Fill the pools with the candidates of all drafters that are asked, the cheap ones first."""
         depths = [reach(row) for row in rows]
         for at, stopwatch in self.stopwatches.items():
-            seconds = stopwatch.seconds
-            asked = [row for row in rows if depths[row.slot] and pools[row.slot].asks(at, seconds, self.random)]
+            open_rows = [row for row in rows if depths[row.slot]]
+            asked = [row for row in open_rows if pools[row.slot].asks(at, self._takes(at, row), self.random)]
+            if at in self.paid:
+                self._wake(at, rows, asked)
             if not asked:
                 stopwatch.idle()
                 continue
-            if at in self.paid:
-                self._ask(at, rows, asked)
             started = now()
             found = self._proposed(at, rows, asked, depths)
             for row in asked:
                 pools[row.slot].take(at, found[row.slot], stopwatch.seconds)
             stopwatch.learn((now() - started) / len(asked))  # what stands there is weighed again, which takes time, too
 
-    def _ask(self, at: int, rows: Sequence[Row], asked: Sequence[Row]) -> None:
-        """Tell a paid drafter which rows it is about to draft for, so that it reads what came while it was not asked:
-        that happens once, and says nothing of what asking every round takes.
+    def _takes(self, at: int, row: Row) -> float:
+        """Seconds that asking a drafter is thought to take: more where it has to catch up first."""
+        seconds = self.stopwatches[at].seconds
+        return seconds if at in self.free or row.state.memory[at].asked else seconds + self.waking[at].seconds
+
+    def _wake(self, at: int, rows: Sequence[Row], asked: Sequence[Row]) -> None:
+        """Tell a paid drafter which rows it is about to draft for, so that it reads what came while it was not asked.
+        That happens once, and says nothing of what asking every round takes: it is timed by itself.
         """
         views = [row.state.memory[at] for row in rows]
+        woken = sum(not view.asked and row in asked for row, view in zip(rows, views, strict=True))
         for row, view in zip(rows, views, strict=True):
             view.asked = row in asked
-        self.paid[at].catch_up(views)
+        started = now()
+        if asked:
+            self.paid[at].catch_up(views)
+        if woken:
+            self.waking[at].learn((now() - started) / woken)
+        else:
+            self.waking[at].idle()
 
     def _proposed(
         self, at: int, rows: Sequence[Row], asked: Sequence[Row], depths: Sequence[int]

@@ -55,7 +55,7 @@ def set_costs(of: object, costs: Costs) -> Costs:
 
 
 def costs_of(target: Target) -> Costs:
-    """The costs of the target's passes: from its stored profile, or measured now in a quarter of a second at most."""
+    """The costs of the target's passes: from its stored profile, or measured now, in little more than `LIMIT`."""
     return _known.get(target) or set_costs(target, stored_costs(target) or measure_costs(target))
 
 
