@@ -1,4 +1,4 @@
-"""paceline's model-free drafters and draft lengths inside vLLM, through its `custom_class` proposer (docs/vllm-drafters.md)."""
+"""paceline's model-free drafters and draft lengths inside vLLM, as its `custom_class` (docs/vllm-drafters.md)."""
 
 from __future__ import annotations
 
