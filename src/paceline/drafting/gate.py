@@ -62,6 +62,7 @@ class Gate:
     def __init__(self, before: Gate | None = None, fading: float = FADING, weight: float = WEIGHT) -> None:
         self._before, self._fading, self._weight = before, fading, weight
         self._seen = [[0.0, 0.0, 0.0] for _ in range(len(EDGES) + 1)]  # count, sum and squares of gains, fading
+        self._beliefs: dict[int, tuple[float, float, float]] = {}  # by kind, until something else is seen
 
     def asks(self, without: float, lost: float, random: Random) -> bool:
         """Whether to ask the source.
@@ -78,6 +79,7 @@ class Gate:
         seen = self._seen[bisect(EDGES, without)]
         for at, value in enumerate((1.0, gain, gain**2)):
             seen[at] = seen[at] * self._fading + value
+        self._beliefs.clear()
         if self._before:
             self._before.learn(without, gain)
 
@@ -92,13 +94,19 @@ class Gate:
         if not whole or not all(isfinite(value) and seen[0] >= 0 for seen in found for value in seen):
             raise ValueError("a gate has a count, a sum and squares by kind")
         self._seen = found
+        self._beliefs.clear()
 
     def _belief(self, kind: int) -> tuple[float, float, float]:
         """Mean, variance and how many rounds they rest on."""
         if self._before:
             mean, variance, known = self._before._belief(kind)
             return _updated(mean, variance, min(known, ALIKE), self._seen[kind])
-        # A source that is new to rounds of this kind is expected to do there what it did in those of other kinds.
+        if kind not in self._beliefs:
+            self._beliefs[kind] = self._first_belief(kind)
+        return self._beliefs[kind]
+
+    def _first_belief(self, kind: int) -> tuple[float, float, float]:
+        """A source that is new to rounds of a kind is expected to do there what it did in those of other kinds."""
         others = [sum(seen[at] for seen in self._seen) - self._seen[kind][at] for at in range(3)]
         mean, variance, _ = _updated(HOPE, SPREAD**2, self._weight, others)
         return _updated(mean, variance, self._weight, self._seen[kind])
