@@ -1,10 +1,10 @@
 """Throughput and latency of servers against concurrency: paceline's methods, and other servers under the same load.
 
     python benchmarks/serving.py --suite FILE [--tasks NAMES] [--levels 1,2,4,8,16] [--fixed suffix,recycling] [--llama]
-        [--transformers] [--other NAME=URL] [--tokens 64] [--repeats 2] [--out FILE.json]
+        [--transformers] [--other NAME=URL] [--tokens 64] [--repeats 3] [--out FILE.json]
 
 At each level so many clients ask one question after the other, greedily and streaming. Methods and servers take turns,
-level by level and repeat by repeat; of the repeats the quickest counts, and of the `--fixed` methods the best at each
+level by level and repeat by repeat; of the repeats the median counts, and of the `--fixed` methods the best at each
 level. `--llama`: llama.cpp's server (the package xllamacpp, in a virtual environment of its own) on the same GGUF file.
 `--transformers`: `transformers serve` on the same weights. `--other`: any server with the OpenAI API that runs already.
 With `--suite speed-bench:config=throughput_1k --tasks low_entropy` it is SPEED-Bench's throughput: tokens/s of all
@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -108,8 +109,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=2, help="prompts of each task of the suite")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--each", type=int, default=2, help="requests of each client")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--each", type=int, default=2, help="requests of each client, at least")
+    parser.add_argument("--least", type=int, default=24, help="requests of all clients together, at least")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -121,16 +123,21 @@ def measure(
     for way in ways:  # pages come in, threads start
         asyncio.run(load(way, prompts[:1], 1, 1, 8))
     for level in levels:
-        quickest: dict[str, dict[str, Any]] = {}
+        each = max(options.each, ceil(options.least / level))
+        turns: dict[str, list[dict[str, Any]]] = {way.name: [] for way in ways}
         for repeat in range(options.repeats):
             for way in ways if repeat % 2 else ways[::-1]:
                 row = {"way": way.name, "clients": level}
-                row |= asyncio.run(load(way, prompts, level, options.each, options.tokens))
+                row |= asyncio.run(load(way, prompts, level, each, options.tokens))
                 print(row, file=sys.stderr, flush=True)
-                if row["tokens_per_s"] > quickest.get(way.name, {"tokens_per_s": 0})["tokens_per_s"]:
-                    quickest[way.name] = row
-        rows += quickest.values()
+                turns[way.name].append(row)
+        rows += map(middle, turns.values())
     return rows
+
+
+def middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The median turn; of an even number the slower one in the middle."""
+    return sorted(turns, key=lambda row: row["tokens_per_s"])[(len(turns) - 1) // 2]
 
 
 async def load(way: Way, prompts: Sequence[str], clients: int, each: int, tokens: int) -> dict[str, Any]:

@@ -33,3 +33,8 @@ def test_table(serving: ModuleType) -> None:
         "| --- | --: | --: |",
         "| auto | 40.0, 12.5 (0.25, 3.00) | 40.0, 0.0 (0.25, 3.00) |",
     ]
+
+
+@pytest.mark.parametrize(("speeds", "counts"), [([3.0, 1.0, 2.0], 2.0), ([4.0, 1.0, 3.0, 2.0], 2.0), ([5.0], 5.0)])
+def test_the_median_turn_counts(serving: ModuleType, speeds: list[float], counts: float) -> None:
+    assert serving.middle([{"tokens_per_s": speed} for speed in speeds])["tokens_per_s"] == counts
