@@ -96,6 +96,20 @@ def test_outputs_outlive_the_next_pass(targets: tuple[Target, GraphTarget]) -> N
     assert torch.equal(first.taps[1], kept[1])
 
 
+@gpu
+@torch.inference_mode()
+def test_graphs_keep_the_angles_that_they_were_captured_with() -> None:
+    target = make_torch_target(small_llama(max_position_embeddings=16384).to("cuda", torch.float32))
+    cache = prompts(target, [5])
+    span = Span(torch.tensor([[1]], device="cuda"), cache.lengths.copy())
+    want, size = target.forward(span, cache).logits.clone(), target.ops.ropes[0].cos.shape
+    target.prefill([1, 2, 3], target.new_cache(1, 8000))  # the tables grow
+    torch.cuda.synchronize()
+    junk = [torch.full(size, 7.0, device="cuda") for _ in range(200)]  # takes what is free
+    torch.testing.assert_close(target.forward(span, cache).logits, want)
+    assert junk
+
+
 @torch.inference_mode()
 def test_storage_is_lent_again(targets: tuple[Target, GraphTarget]) -> None:
     target = targets[1]

@@ -105,6 +105,13 @@ def test_numbers_of_any_size(kind: Kind, seed: int, size: float, outlier: float,
     assert torch.equal(likeliest(model, x), model.head(x, normed=True).argmax(-1))
 
 
+def test_a_bias_far_above_all_products() -> None:
+    """Sums then differ by roundings alone, and those of the rough products are others."""
+    model = matrix(Kind.F32, 300, 256, bias=torch.full((300,), 1000.0))
+    x = 2e-6 * torch.randn(2000, 256, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(likeliest(model, x), torch.from_numpy(model.head(x, normed=True).numpy().argmax(-1)))
+
+
 def test_of_equal_ones_it_is_the_first() -> None:
     raw = random_blocks("Q8_0", (20, 64), np.random.default_rng(0), 3e-4)
     packed = Packed(Kind.Q8_0, 64, [400])

@@ -633,6 +633,31 @@ def test_a_compilation_that_failed_is_remembered(
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        "g++: fatal error: Killed signal terminated program cc1plus",
+        "cc1plus: out of memory allocating 65536 bytes",
+        "error: unable to write: Disk quota exceeded",
+    ],
+)
+def test_a_compilation_that_lacked_memory_or_room_is_tried_again(
+    said: str, tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c++").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+    (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build, "folder", lambda: cache_dir)
+    build.library.cache_clear()
+    try:
+        with told(NativeUnavailable, "enough memory|disk is full"):
+            build.library()
+    finally:
+        build.library.cache_clear()
+    assert list(cache_dir.glob("*.failed")) == []
+
+
+@pytest.mark.parametrize(
     ("made", "words"),
     [
         ("of these sources", None),

@@ -18,7 +18,7 @@ from filelock import FileLock
 import paceline
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafting.own_layers import layers_config
-from paceline.targets import load_target
+from paceline.targets import load_target, tiers
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.native import available, build, kept, start
 from paceline.targets.sources import load_model
@@ -122,6 +122,19 @@ def test_changes_of_what_it_was_made_from_are_seen(folder: str, monkeypatch: pyt
     assert load(folder)[1] is False
 
 
+def test_nothing_is_kept_of_files_that_change_while_they_are_read(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*given: Any, **options: Any) -> Target:
+        os.utime(Path(folder, "model.safetensors"), ns=(1, 1))  # somebody saves another checkpoint
+        return make_target(*given, **options)
+
+    make_target = tiers.make_target
+    with monkeypatch.context() as patch:
+        patch.setattr(tiers, "make_target", slow)
+        assert load(folder)[1] is False
+    assert load(folder)[1] is False
+    assert load(folder)[1] is True
+
+
 def test_sources_are_those_of_the_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Code that reads or lays out weights makes the file another one when it changes."""
     copy = shutil.copytree(Path(start.__file__).parents[1], tmp_path / "targets")
@@ -151,7 +164,7 @@ def test_nothing_prevents_decoding(folder: str, monkeypatch: pytest.MonkeyPatch)
         assert load(folder)[1] is False
     Path(folder, "adapter_config.json").write_text("{}")
     monkeypatch.setattr(start, "_tokenizer_class", None)  # not reached
-    start.keep(load_target(folder, tier="native"), folder)  # type: ignore[arg-type]
+    start.keep(load_target(folder, tier="native"), folder, start.made_from(folder))  # type: ignore[arg-type]
     assert list(path.parent.glob("*packed*")) == []
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -106,6 +106,7 @@ class GraphPass(StaticPass):
     """The same, captured at its first call and replayed from then on."""
 
     graph: torch.cuda.CUDAGraph | None = None
+    _tables: Sequence[tuple[Tensor, Tensor]] = ()
 
     def _execute(self) -> PassOutput:
         if self.graph is None:
@@ -124,6 +125,7 @@ class GraphPass(StaticPass):
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.out = self._run()
+        self._tables = [(rope.cos, rope.sin) for rope in self.target.ops.ropes]  # read at replay, though they are grown
 
 
 class LentCache(KVCache):

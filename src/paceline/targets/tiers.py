@@ -167,14 +167,15 @@ def load_target(
     source = _source_of_packed(name, dtype, device, tier, exact, options)
     if source and (started := _start_packed(source.location, tier)):
         return started
+    facts = _made_from(source.location) if source else None
     target = _from_blocks(source, tier) if source else None
     if target is None:
         model, tokenizer = load_model(name, dtype=dtype, device=device, **options)
         target = make_target(model, tokenizer, tier, exact)
-    if source and target.tier == "native":
+    if source and facts and target.tier == "native":
         from paceline.targets.native.start import keep
 
-        keep(cast("NativeTarget", target), source.location)
+        keep(cast("NativeTarget", target), source.location, facts)
     return target
 
 
@@ -208,6 +209,16 @@ def _in_tiles(source: ModelSource | None) -> bool:
     from paceline.targets.native import build
 
     return build.available() and build.instruction_set() == build.TILES
+
+
+def _made_from(folder: str) -> dict[str, Any] | None:
+    """What packed weights of this folder depend on; None where there is no native tier."""
+    try:
+        from paceline.targets.native.start import made_from
+
+        return made_from(folder)
+    except NativeUnavailable:
+        return None
 
 
 def _start_packed(folder: str, tier: str) -> Target | None:

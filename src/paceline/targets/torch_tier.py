@@ -33,6 +33,9 @@ class Operations(Protocol):
     @property
     def exact(self) -> bool: ...
 
+    @property
+    def ropes(self) -> Sequence[RopeTables]: ...
+
     def plan(self, span: Span, cache: KVCache) -> Any:
         """What `attend` wants to know of a pass, made once for all layers."""
 

@@ -41,6 +41,12 @@ INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "aarch64": {"neon": ()},
 }
 ALL = "all"
+# What compilers say where memory or room was missing, which may be there next time.
+NO_MEMORY = (
+    *("Killed signal terminated program", "out of memory", "virtual memory exhausted", "Cannot allocate memory"),
+    "Resource temporarily unavailable",
+)
+NO_ROOM = ("No space left", "Disk quota exceeded")
 # What a processor must have: that which library.cpp asks it for.
 _FEATURES = {
     "portable": (),
@@ -119,7 +125,7 @@ def compile_library(compiler: str, path: Path, stage: Stage, names: Collection[s
                 commands[f"{work}/{source}.{name}.o"] = _command(compiler, source, *flags, f"-DPACELINE_ISA={name}")
         jobs = [[*command, "-o", made] for made, command in reversed(commands.items())]  # the last set takes longest
         failed, done = "", stage("compiling the native tier, once", len(jobs))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(_cores()) as pool:
             for count, errors in enumerate(pool.map(_errors, jobs), start=1):
                 failed += errors
                 done(count)
@@ -140,11 +146,16 @@ def _command(compiler: str, source: str, *flags: str) -> list[str]:
     return [compiler, *FLAGS, *flags, "-c", str(SOURCES / source)]
 
 
+def _cores() -> int:
+    """That this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _errors(command: list[str]) -> str:
     """What a command that failed has said. Raises OSError for what may be otherwise next time."""
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    if done.returncode < 0:
-        raise OSError(f"{command[0]} was ended by signal {-done.returncode}: is there enough memory?")
-    if "No space left" in done.stderr:
+    if done.returncode < 0 or (done.returncode and any(words in done.stderr for words in NO_MEMORY)):
+        raise OSError(f"{command[0]} was ended before it was done: is there enough memory?")
+    if any(words in done.stderr for words in NO_ROOM):
         raise OSError("the disk is full")
     return (done.stderr or "error: no message\n") if done.returncode else ""

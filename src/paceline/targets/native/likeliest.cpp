@@ -18,6 +18,7 @@
 namespace paceline::PACELINE_ISA {
 namespace {
 
+constexpr float ROUNDING = 0x1p-22f;  // of a sum with a bias far above the products: theirs and the rough one's
 constexpr float SMALLEST = 1e-36f;  // near the end of their range floats are rounded by more than 2^-24 of them
 
 using Sums = std::array<double, BLOCK>;  // of squares, which may be too small or large for floats
@@ -81,7 +82,8 @@ void likeliest_rows(Team& team, const Matrix& w, const Rough& rough, float scale
     team.each(tokens, 1, [&](int t, int) {
         const float *peak = peaks + (size_t)t * panels, *row = x + (size_t)t * ldx;
         const auto off = [&](int i) {
-            return margins[t].length * rough.lengths[i] + (rough.off ? margins[t].off * rough.off[i] : 0.0f) + SMALLEST;
+            return margins[t].length * rough.lengths[i] + (rough.off ? margins[t].off * rough.off[i] : 0.0f) +
+                   std::abs(peak[i]) * ROUNDING + SMALLEST;
         };
         float least = -std::numeric_limits<float>::infinity(), most = least;  // of the largest; the largest so far
         for (int i = 0; i < panels; i++) least = std::max(least, peak[i] - off(i));

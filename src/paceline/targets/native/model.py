@@ -288,8 +288,9 @@ class NativeModel:
         place = ids.shape[0], ids.shape[1], span.offset, context, starts.ctypes.data
         call.span = CSpan(*place, pointer(depths), pointer(ancestors))
         call.threads, call.first, call.last = torch.get_num_threads(), start, stop
-        for at, rope in enumerate(ropes):
-            call.cosine[at], call.sine[at] = rope.cos.data_ptr(), rope.sin.data_ptr()
+        tables = [(rope.cos, rope.sin) for rope in ropes]  # held until the end: another thread may grow them
+        for at, (cosine, sine) in enumerate(tables):
+            call.cosine[at], call.sine[at] = cosine.data_ptr(), sine.data_ptr()
         addresses = cache.addresses
         call.cache = addresses.ctypes.data
         if entry:

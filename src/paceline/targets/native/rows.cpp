@@ -97,7 +97,10 @@ void norm_rows(Team& team, const Norm& norm, const float* x, int ldx, int tokens
             apply(norm, from, size, to);
         else
             std::memcpy(to, from, sizeof(float) * size);
-        if (reader) round_row(*reader, to);
+        if (!reader) return;
+        // What a wider matrix has left there as bytes may be no numbers, and a row in floats is read to its last block.
+        if (reader->inputs == size) std::fill(to + size, to + round_up(size, BLOCK), 0.0f);
+        round_row(*reader, to);
     });
 }
 

@@ -74,7 +74,7 @@ def start(location: str) -> NativeTarget | None:
         with path.open("rb", buffering=0) as file:
             header = kept.read_about(file)
             about = header["about"]
-            if about["made_from"] != _made_from(location):
+            if about["made_from"] != made_from(location):
                 return None
             library()
             state = kept.read(file, header)
@@ -96,9 +96,12 @@ def start(location: str) -> NativeTarget | None:
     return None
 
 
-def keep(target: NativeTarget, location: str) -> None:
+def keep(target: NativeTarget, location: str, facts: dict[str, Any]) -> None:
     """Write the file of a model folder's target, for `start`. What prevents it is no error: a full disk, a folder that
     cannot be written to, another process at it, or a target with parts that cannot be kept.
+
+    Args:
+        facts: `made_from` before the model was read: nothing is kept where it is another one now.
     """
     if Path(location, "adapter_config.json").exists():  # whether it counts depends on what is installed
         return
@@ -106,11 +109,14 @@ def keep(target: NativeTarget, location: str) -> None:
     state = {name: value for name, value in vars(target).items() if name not in _OF_TRANSFORMERS}
     try:
         about = {
-            "made_from": _made_from(location),
+            "made_from": facts,
             "config": _plain_values(target.config),
             "eos": target.eos,
             "tokenizer": _tokenizer_class(target.tokenizer, location),
         }
+        if facts != made_from(location):
+            log.debug("Not keeping packed weights: the model's files have changed while they were read.")
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         if size > SHARE * shutil.disk_usage(path.parent).free:
             log.debug("Not keeping packed weights of %d bytes: there is little room on the disk.", size)
@@ -132,7 +138,7 @@ def folder() -> Path:
     return store.root() / "packed"
 
 
-def _made_from(location: str) -> dict[str, Any]:
+def made_from(location: str) -> dict[str, Any]:
     """All that packed weights depend on: the model's files, and the code that reads, checks and packs them."""
     files = sorted(path for path in Path(location).iterdir() if path.is_file())
     facts = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
