@@ -73,6 +73,14 @@ def test_it_is_computed_once(layers: Counting, data: Path) -> None:
     assert np.array_equal(np.fromfile(first, np.float16), whole)
 
 
+def test_layers_of_another_precision_have_a_store_of_their_own(tiny_model_dir: Path, data: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    exact, rounded = (
+        store(FrozenLayers(as_target(model.to(dtype))), data) for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert not set(exact.paths) & set(rounded.paths)
+
+
 def test_it_is_bounded(layers: Counting, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 2 * 32 * Dataset(data).tokens / 1e9
     with pytest.raises(OptionError, match="--store-limit"):

@@ -77,6 +77,14 @@ def test_it_learns_and_fits_its_model(kind: str, tiny_model_dir: Path, tiny_data
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_without_a_store(kind: str, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    for stored in (True, False):
+        trainer(assembled(kind, tiny_model_dir, tiny_data, stored=stored), tmp_path / str(stored), steps=3).run()
+    kept, made = curve(tmp_path / "True")[-1], curve(tmp_path / "False")[-1]
+    assert made["held_back_loss"] == pytest.approx(kept["held_back_loss"], rel=1e-3)  # a store rounds to float16
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_on_from_a_trained_head(kind: str, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
     """With that head's weights and vocabulary; one of another shape is refused."""
     made = assembled(kind, tiny_model_dir, tiny_data, vocab=90)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from paceline.errors import ContextOverflow, OptionError, UnsupportedModel
 from paceline.policies import POLICIES
 from paceline.targets import Target, as_target
 from paceline.targets.span import Span
+from paceline.training.layer_skip import search as search_module
 from paceline.training.layer_skip.cost import GreedyReplay, SkipCosts, measure, tau
 from paceline.training.layer_skip.search import SearchProgress, search
 from tiny import small_llama
@@ -176,6 +178,19 @@ def test_goes_on_after_an_interruption(idle: Target, tmp_path: Path) -> None:
     assert SkipCosts.of(resumed.found["costs"]) == COSTS  # all trials are judged alike
     assert search(idle, PROMPTS, trials=4, resume=True, **asked) == resumed  # nothing left to do
     assert search(idle, PROMPTS, trials=2, costs=COSTS, **asked).found["trials"] == 2  # without resume: anew
+
+
+def test_a_kill_within_a_trial_loses_none_of_the_even_sets(tmp_path: Path) -> None:
+    journal, wanted = tmp_path / "journal", {"layers": 3}
+    study = search_module._study(0, wanted, 3, journal, resume=False)
+    sets = [trial.system_attrs["fixed_params"] for trial in study.trials]
+    assert len(sets) == sum(map(len, search_module.EVEN.values()))
+    study.ask()  # and nobody is told what came of it
+    resumed = search_module._study(0, wanted, 3, journal, resume=True)
+    waiting = [
+        trial.system_attrs["fixed_params"] for trial in resumed.trials if trial.state == optuna.trial.TrialState.WAITING
+    ]
+    assert sorted(waiting, key=str) == sorted(sets, key=str)
 
 
 def test_refuses_a_journal_of_another_search(idle: Target, tmp_path: Path) -> None:

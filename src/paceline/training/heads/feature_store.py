@@ -61,7 +61,8 @@ class FeatureStore:
     ) -> None:
         self.layers, self.data = layers, data
         self.width = layers.width
-        name = f"{model_key(layers.target)}-{layers.name}-{data.max_length}"
+        kind = str(layers.target.compute_dtype).removeprefix("torch.")
+        name = f"{model_key(layers.target)}-{layers.name}-{data.max_length}" + f"-{kind}" * (kind != "float32")
         self.paths = [path.parent / "features" / name / f"{path.stem}.f16" for path in data.paths]
         gigabytes = self._bytes(range(len(self.paths))) / 1e9
         require(

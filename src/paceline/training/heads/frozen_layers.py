@@ -55,7 +55,7 @@ class FrozenLayers:
         self.name = "-".join([*map(str, taps), "features" if start is None else f"layer-{start}"])
         self.width: int = (len(self.taps) + 1) * target.config.hidden_size
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: heads that learn keep what they read for their gradients
     def __call__(self, batch: Batch) -> Float[Tensor, "batch tokens width"]:
         target, ids = self.target, batch.ids.to(self.target.device)
         span, cache = Span(ids, np.zeros(len(ids), dtype=np.int64)), target.new_cache(*ids.shape)

@@ -178,11 +178,16 @@ def _study(seed: int, about: dict[str, Any], layers: int, journal: Path | None, 
     known = study.user_attrs.get("about", about)
     differing = [name for name in about if known.get(name) != about[name]]
     require(not differing, f"layer-skip search: {journal} is of a search with other {', '.join(differing)}")
-    if not study.trials:
+    if "about" not in study.user_attrs:
         study.set_user_attr("about", about)
-        for kinds, shares in EVEN.items():
-            for share in shares:
-                study.enqueue_trial(_params(SkipSet.even(layers, share), kinds))
+    for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):  # a search was killed while it ran
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.WAITING)
+    known = [trial.params or trial.system_attrs.get("fixed_params") for trial in study.get_trials(states=states)]
+    for kinds, shares in EVEN.items():
+        for share in shares:
+            if (even := _params(SkipSet.even(layers, share), kinds)) not in known:
+                study.enqueue_trial(even)
     return study
 
 
