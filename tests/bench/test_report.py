@@ -287,3 +287,9 @@ def test_the_command_makes_the_same_run() -> None:
     assert words[:6] == ["paceline", "bench", "--model", "tiny", "--suite", "my prompts.jsonl"]
     told = "--methods ar,trigram --temperature 0,0.7 --seed 3 --no-exact --out results"
     assert words[6:] == told.split()
+
+
+def test_the_command_does_not_round() -> None:
+    settings = BenchConfig("tiny", "my.jsonl", "out", "ar", temperatures=[0.66667], top_p=0.9995).settings()
+    assert "--temperature 0.66667 " in command(settings)
+    assert "--top-p 0.9995 " in command(settings)

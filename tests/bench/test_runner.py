@@ -157,6 +157,16 @@ def test_another_machine_is_refused(config: dict[str, Any], monkeypatch: pytest.
         run(BenchConfig(**config))
 
 
+def test_another_tier_is_refused(config: dict[str, Any]) -> None:
+    """As where `auto` finds a compiler that was not there before."""
+    run(BenchConfig(**config))
+    (config["out"] / "results.jsonl").unlink()
+    about = json.loads((config["out"] / "config.json").read_text())
+    (config["out"] / "config.json").write_text(json.dumps(about | {"tier": "another"}))
+    with pytest.raises(OptionError, match="holds a run with tier another, not"):
+        run(BenchConfig(**config))
+
+
 def test_unusable_folders(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match="cannot write to"):

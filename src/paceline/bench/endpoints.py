@@ -201,7 +201,7 @@ def measure_endpoints(config: BenchConfig, prompts: list[Prompt], journal: Journ
             endpoints.append(Endpoint(*parse_endpoint(address)))
             stack.callback(endpoints[-1].close)
         show = stack.enter_context(progress(config.progress))
-        journal.note(served={endpoint.name: endpoint.model for endpoint in endpoints})
+        journal.settle(served={endpoint.name: endpoint.model for endpoint in endpoints})
         shortest = min(groups, key=lambda group: sum(len(prompt.turns[0]) for prompt in group))
         for temperature in config.temperatures:
             params = config.sampling(temperature)

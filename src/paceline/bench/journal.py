@@ -56,6 +56,17 @@ class Journal:
             file.write(json.dumps(asdict(run)) + "\n")
         self.runs[run.key] = run
 
+    def settle(self, **facts: Any) -> None:
+        """Add to the config what is the same for all calls, and is known only now.
+
+        Raises:
+            OptionError: those that there are had something else.
+        """
+        if self.runs:
+            known = {name: self.config[name] for name in facts if name in self.config}
+            _check_same(self.folder, known, {name: facts[name] for name in known})
+        self.note(**facts)
+
     def note(self, **facts: Any) -> None:
         """Add to the config what was measured before the first call, such as the noise."""
         self.config |= facts
@@ -103,14 +114,17 @@ def _config(folder: Path, settings: dict[str, Any], machine: dict[str, Any]) -> 
         before = config["settings"] | config["machine"]
     except (ValueError, KeyError, TypeError) as error:
         raise OptionError(f"{path} is not the config of a benchmark run: choose another folder") from error
-    now = settings | machine
+    _check_same(folder, before, settings | machine)
+    return config
+
+
+def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     differing = [
         f"{key} {_shown(before.get(key))}, not {_shown(now.get(key))}"
         for key in {**now, **before}
         if before.get(key) != now.get(key)
     ]
     require(not differing, f"{folder} holds a run with {'; '.join(differing[:3])}: choose another folder, or delete it")
-    return config
 
 
 def _read_runs(path: Path) -> Iterator[Run]:

@@ -197,7 +197,8 @@ def command(settings: dict[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(option if value else option.replace("--", "--no-", 1))
         else:
-            words += [option, shlex.quote(_shown(value))]
+            exact = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += [option, shlex.quote(exact)]
     return " ".join([*words, "--out", "results"])
 
 

@@ -87,7 +87,7 @@ class _Bench:
         self.hf_model = cache(self._hf_model)
         self.batches = batches(prompts, config.batch)
         target = self.llm.target
-        journal.note(tier=target.tier, dtype=str(target.compute_dtype).removeprefix("torch."), exact=target.exact)
+        journal.settle(tier=target.tier, dtype=str(target.compute_dtype).removeprefix("torch."), exact=target.exact)
         journal.note(profile=stored_profile(target))
         self._check_fits(prompts)
 
