@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,10 +12,12 @@ import paceline
 from helpers import one_thread  # noqa: F401
 from paceline.drafters.lookahead import Lookahead, Window
 from paceline.drafting.budget import Budget
+from paceline.drafting.tree import TokenTree
 from paceline.errors import OptionError
 from paceline.targets import as_target
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
+from paceline.targets.target import PassOutput
 from tiny import byte_tokenizer, small_llama
 
 PROMPT = [1, 2, 3, 4] * 6
@@ -49,6 +54,15 @@ def test_fixed_budget(budget: int) -> None:
 def test_automatic_budget() -> None:
     assert stats("lookahead", FREE)[0][0] == 60
     assert {drafted for drafted, _ in stats("lookahead", DEAR)} == {0}
+
+
+def test_guesses_stay_at_their_places_in_rounds_without_a_branch() -> None:
+    """Each level guesses the places after the root, one further than the level before."""
+    drafter = Lookahead(as_target(small_llama()), level=3, window=4)
+    row = SimpleNamespace(ids=[*PROMPT, 7], state=(window := Window(PROMPT, 4, 2, 4, None)))
+    window.levels = [deque([1, 2, 3, 4]), deque([2, 3, 4, 5])]
+    drafter.observe(row, TokenTree.root(7), [0], PassOutput(torch.zeros(1, 9), {}))
+    assert [level[0] for level in window.levels] == [2, 3]
 
 
 def test_columns_are_held_to_what_others_brought() -> None:

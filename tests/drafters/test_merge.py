@@ -9,13 +9,19 @@ import pytest
 import torch
 
 import paceline
-from helpers import one_thread  # noqa: F401
+from helpers import hf_greedy, one_thread  # noqa: F401
+from paceline.api import LLM
+from paceline.drafters.eagle.drafter import Eagle
+from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.merge import Merge
+from paceline.drafters.suffix import Suffix
 from paceline.drafting.base import Drafter, Row
+from paceline.drafting.pool import Pool
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import OptionError
+from paceline.policies import POLICIES
 from paceline.policies.fixed import Fixed
 from paceline.targets import as_target
 from paceline.targets.target import PassOutput
@@ -160,3 +166,40 @@ def test_generates_what_plain_decoding_does(method: str) -> None:
         assert [output.tokens for output in outputs] == truth
     if "recycling" in method:
         assert len({source for output in outputs for source in output.stats.sources}) > 2
+
+
+def test_heads_have_room_for_all_that_they_draft_from() -> None:
+    """In a cache of their own, which is as large as the target's: a small budget is no limit to it."""
+    model = small_llama()
+    target = as_target(model)
+    eagle = Eagle(target, head=EagleHead.from_target(small_llama()), tree=4, budget=200)
+    merge = Merge(target, drafters=[eagle, Suffix(target, budget=4)], budget=4)
+    output = LLM(target, merge, POLICIES.parse("fixed:k=8")).generate([1, 2, 3], max_new_tokens=12, eos=())
+    assert output.tokens == hf_greedy(model, [1, 2, 3], 12)
+
+
+def test_policies_of_heads_are_told_of_rounds_in_which_they_were_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = as_target(small_llama())
+    eagle = Eagle(target, head=EagleHead.from_target(small_llama()), tree=2)
+    merge = Merge(target, drafters=[Suffix(target), eagle])
+    told, rounds = list[int](), 0
+
+    def asks(pool: Pool, number: int, seconds: float, random: object) -> bool:
+        nonlocal rounds
+        rounds += number
+        return number == 0 or rounds % 3 == 0
+
+    def observe(self: Fixed, drafted: int, accepted: int) -> None:
+        told.append(rounds)
+
+    monkeypatch.setattr(Pool, "asks", asks)
+    llm = LLM(target, merge, POLICIES.parse("fixed:k=3"))
+    [request] = llm.requests([[1, 2, 3]], max_new_tokens=30, eos=())
+    steps = llm.engine.run([request])
+    next(steps)
+    monkeypatch.setattr(type(request.state.memory[1].policy), "observe", observe)
+    for _ in steps:
+        pass
+    own = [told[at] for at in range(1, len(told)) if told[at] == told[at - 1]]  # the request's own is told each round
+    assert own
+    assert all(number % 3 == 0 for number in own)

@@ -101,14 +101,17 @@ class DraftModel(AutoregressiveDrafter):
         last = self.drafter.num_layers
         out = self.drafter.forward(Span(ids, cache.lengths.copy()), cache, (last,) if wanted else ())
         counts = np.array([len(new) for new in news])
-        cache.lengths += np.where(waiting, 0, counts)
+        idle = [depth > 0 and len(tree) <= depth for tree in trees]  # it stopped: its last token is read again
+        cache.lengths += np.where(np.logical_or(waiting, idle), 0, counts)
         newest = range(len(rows)), counts - 1
         hidden = out.taps[last][newest] if wanted else None
         return Step(fit_vocabulary(out.logits[newest], self.target.vocab_size), hidden)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: object) -> None:
-        # Of what the draft model has cached, the committed tokens before the target's own one are right.
-        self.cache.lengths[row.slot] = min(self.cache.lengths[row.slot], len(row.ids) - 1)
+        # Of what the draft model has cached, the tokens before the first that is not its own are right: the target's
+        # own one, or what another drafter proposed, whose nodes come after those of this draft.
+        own = next((at for at, node in enumerate(path) if node != at), len(path))
+        self.cache.lengths[row.slot] = min(self.cache.lengths[row.slot], len(row.ids) - 1 - len(path) + own)
 
     def move(self, source: int, target: int) -> None:
         self.cache.move(source, target)

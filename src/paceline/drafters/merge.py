@@ -86,7 +86,8 @@ class Merge(TreeDrafter):
         self.waking = {at: Stopwatch() for at in self.paid}  # reading what came while it was not asked
 
     def max_nodes(self, depth: int) -> int:
-        return self.max_candidates + sum(part.max_nodes(depth) for part in self.whole.values())
+        merged = self.max_candidates + sum(part.max_nodes(depth) for part in self.whole.values())
+        return max(merged, *(part.max_nodes(depth) for part in self.paid.values()), 0)  # heads' own caches are as large
 
     def start(self, cache: KVCache) -> None:
         for part in self.parts:
@@ -195,7 +196,8 @@ class Merge(TreeDrafter):
         for at, free in self.free.items():
             free.learn(row, state.memory[at], tree, path, out)
         for at, paid in self.paid.items():
-            state.memory[at].policy.observe(tree.depth, len(path) - 1)
+            if state.memory[at].asked:  # else its policy has not been asked either
+                state.memory[at].policy.observe(tree.depth, len(path) - 1)
             paid.observe(state.memory[at], tree, path, out)
         for at, part in self.whole.items():
             view: Part = state.memory[at]
