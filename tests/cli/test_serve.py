@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+
 import pytest
 import uvicorn
 
@@ -35,7 +37,7 @@ def test_options_come_from_a_file_and_the_command_line(run, tiny_model_dir, tmp_
     ("words", "text", "said"),
     [
         (["--timeout", "0"], "", "timeout must be above 0"),
-        (["--port", "1"], "", "cannot listen on"),
+        (["--port", "1"], "", "cannot serve on"),
         (["--config", "FILE"], "colour = 1", "unknown options: colour"),
         (["--config", "FILE"], "rows =", "cannot read the options"),
         (["--config", "FILE.none"], "", "cannot read the options"),
@@ -49,6 +51,13 @@ def test_what_is_wrong_is_one_line(run, tiny_model_dir, tmp_path, served, words,
     assert code == 1
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_port_that_is_taken(run, tiny_model_dir):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, _, err = run("serve", "-m", tiny_model_dir, "--drafter", "none", "--port", taken.getsockname()[1])
+    assert code == 1
+    assert "error: cannot serve on" in err
 
 
 def test_the_extra_is_named(run, monkeypatch):

@@ -15,10 +15,13 @@ from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.decoding.stats import PHASES, Clock, Round, Stats
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.merge import Merge
 from paceline.drafters.none import NoDrafter
+from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.drafting.autoregressive import Step
 from paceline.drafting.base import Row
 from paceline.drafting.tree import TokenTree
+from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import ContextOverflow, OptionError
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
@@ -140,6 +143,50 @@ def test_draft_models_cache(idle: list[int], batch: int, noise: float) -> None:
         assert request.output == TRUTHS["llama"][tuple(request.ids[: request.prompt_length])][: request.limit]
         if noise == 0:
             assert request.stats.accepted == request.stats.drafted
+
+
+class Knowing(TreeDrafter):
+    """Proposes what comes next, but for its first token in some rounds."""
+
+    def propose(self, row: Row, memory: object, depth: int, min_score: float) -> TokenTree:
+        tree, known = TokenTree.root(row.ids[-1]), TRUTHS["llama"][tuple(PROMPTS["llama"][1])]
+        done = len(row.ids) - len(PROMPTS["llama"][1])
+        for node, token in enumerate(known[done : done + 3 * (done % 3 > 0)]):
+            tree.add(token, node, "knowing", score=0.9)
+        return tree
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
+def test_draft_models_cache_beside_another_drafter(noise: float) -> None:
+    """Whose tokens are accepted in place of its own."""
+    target = TARGETS["llama"]
+    watched = WatchedDraftModel(target, model=BlockTarget(perturbed(small_llama(), noise)))
+    merge = Merge(target, drafters=[watched, Knowing(target, 6)], budget=6)
+    request = Request(PROMPTS["llama"][1], limit=NEW, policy=Fixed(k=4))
+    for _ in Engine(target, merge).run([request]):
+        pass
+    assert request.output == TRUTHS["llama"][tuple(PROMPTS["llama"][1])]
+
+
+def test_a_wide_draft_beside_a_row_that_is_nearly_full() -> None:
+    """It would widen the other row's pass as well: it waits until there is room for that."""
+    target = TARGETS["llama"]
+    drafter = PromptLookup(target, budget=16)
+    full, wide = (
+        Request([1, 2], limit=30, policy=Fixed(k=0)),
+        Request([3, 4, 5, 6, 7, 8, 9] * 2, limit=6, policy=Fixed(k=8)),
+    )
+    engine = Engine(target, drafter, rows=2, slots=33)
+    engine.add(full)
+    for _ in range(28):
+        engine.step()
+    engine.add(wide)
+    engine.step()
+    assert engine.running == [full]
+    while not engine.idle:
+        engine.step()
+    for request in (full, wide):
+        assert request.output == hf_greedy(target.model, request.ids[: request.prompt_length], request.limit)
 
 
 def test_draft_model_catches_up_beside_a_full_row() -> None:

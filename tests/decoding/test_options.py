@@ -69,6 +69,11 @@ class TestProcessors:
         got = OutputPenalty(2, presence=1.0, frequency=0.5)(ids, torch.zeros(1, 4))
         assert got.tolist() == [[0, 0, -2, 0]]
 
+    @pytest.mark.parametrize("option", ["temperature", "repetition_penalty"])
+    def test_whole_numbers_do(self, option: str) -> None:
+        whole, real = ({option: value, "seed": 1, "temperature": 2.0} | {option: value} for value in (2, 2.0))
+        assert looked_up().generate(PROMPT, **whole).tokens == looked_up().generate(PROMPT, **real).tokens
+
     @pytest.mark.parametrize(
         "wrong", [{"presence_penalty": float("nan")}, {"logprobs": -1}, {"logit_bias": {300: 1.0}}]
     )

@@ -26,6 +26,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 
 import paceline
+from paceline.api import LLM
 from paceline.drafters.none import NoDrafter
 from paceline.errors import ContextOverflow, OptionError, PacelineError, UnsupportedModel
 from paceline.integrations.transformers import CustomGenerate, _says_nothing
@@ -161,6 +162,19 @@ def test_sampling_follows_the_global_seed(tiny_llama: LlamaForCausalLM, fast: An
     state = torch.get_rng_state()
     tiny_llama.generate(**batch(PROMPTS[:1]), max_new_tokens=4, custom_generate=fast)
     assert torch.equal(torch.get_rng_state(), state)  # greedy decoding draws nothing
+
+
+def test_sampling_begins_without_what_earlier_calls_taught(
+    tiny_llama: LlamaForCausalLM, fast: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where drafts end decides what a sample that is verified by rejection is."""
+    asked, new_policy = [], LLM.new_policy
+    monkeypatch.setattr(LLM, "new_policy", lambda self, *, anew=False: (asked.append(anew), new_policy(self))[1])
+    for sampling in (True, False):
+        tiny_llama.generate(
+            **batch(PROMPTS[:1]), max_new_tokens=2, do_sample=sampling, pad_token_id=0, custom_generate=fast
+        )
+    assert asked == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,30 @@ class TestLoad:
         assert 'finished_reason="abort"' in server.get("/metrics").text
 
     def test_a_full_queue(self, server: Running) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(server.post, "/v1/completions", json=LONG | {"n": 11})
+            wait_until(lambda: not free(server))
+            answer = server.post("/v1/completions", json=LONG | {"n": 11})
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"]
+            assert waits.result().status_code == 200
+        wait_until(lambda: free(server))
+
+    def test_more_than_it_can_ever_take(self, server: Running) -> None:
+        """To wait and try again would not help."""
         answer = server.post("/v1/completions", json=LONG | {"n": 12})
-        assert answer.status_code == 503
-        assert answer.headers["retry-after"]
+        assert answer.status_code == 400
+        assert "12 answers at once are asked for; here 11 at most" in answer.text
         assert free(server)
+
+    @pytest.mark.parametrize("policy", ["fixed:k=12", "schedule", "fixed:k=32"])
+    def test_answers_as_long_as_the_context_under_any_policy(self, server: Running, policy: str) -> None:
+        body = {"messages": [{"role": "user", "content": "abc"}], "stream": True, "paceline": {"policy": policy}}
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200
+        longer = server.post("/v1/chat/completions", json=body | {"paceline": {"policy": "fixed:k=33"}})
+        assert longer.status_code == 400
+        assert "paceline.policy: drafts up to 33 tokens a round; here 32 at most" in longer.text
 
 
 def vanish(server: Running) -> None:
@@ -77,11 +97,36 @@ class TestFailures:
     def test_a_drafter_that_fails(self, server: Running, tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         drafter = server.worker.llms["suffix"].drafter
         body = {"prompt": "abcabc", "temperature": 0, "max_tokens": 12, "paceline": {"drafter": "suffix"}}
-        for step in ("begin", "draft", "observe"):
+        for step in ("begin", "draft", "observe", "end"):
             monkeypatch.setattr(drafter, step, _fails)
             got = server.post("/v1/completions", json=body).json()["choices"][0]["text"]
             assert got == tiny.generate("abcabc", chat=False, max_new_tokens=12).text
             monkeypatch.undo()
+
+    def test_a_drafter_that_cannot_start(self, llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+        body = {"prompt": "abcabc", "max_tokens": 4, "paceline": {"drafter": "suffix"}}
+        monkeypatch.setattr(llms["suffix"].drafter, "start", _fails)
+        with serving(llms, Settings(rows=1, context=128, keep=200)) as server:
+            assert [server.post("/v1/completions", json=body).status_code for _ in range(2)] == [200, 200]
+
+    def test_text_that_cannot_be_read(self, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        body = {"prompt": "abcabc", "max_tokens": 4}
+        monkeypatch.setattr("paceline.decoding.text.TextStream.push", _fails)
+        assert server.post("/v1/completions", json=body).status_code == 500
+        monkeypatch.undo()
+        assert server.post("/v1/completions", json=body).status_code == 200
+        assert free(server)
+
+    def test_an_engine_that_fails(self, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Wherever: who waits is told, and the next request is answered."""
+        body = {"prompt": "abcabc", "max_tokens": 4}
+        for name in ("_lead", "cancel"):
+            monkeypatch.setattr(server.worker.engine, "_round", _fails)
+            monkeypatch.setattr(server.worker.engine, name, _fails)
+            assert server.post("/v1/completions", json=body).status_code == 500
+            monkeypatch.undo()
+            assert server.post("/v1/completions", json=body).status_code == 200
+        wait_until(lambda: free(server))
 
     def test_a_round_that_fails(self, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         body = {"prompt": "abcabc", "max_tokens": 4}
@@ -145,6 +190,12 @@ class TestToolText:
         assert shown == "well <b> <tool_call>no</tool_call>.<tool"
         [told] = parser.calls
         assert told["function"] == {"name": "look", "arguments": '{"at": 1}'}
+
+    def test_of_several_the_first(self) -> None:
+        call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+        parser = ToolText(several=False)
+        assert parser.push(call + call) + parser.flush() == ""
+        assert len(parser.calls) == 1
 
     def test_what_is_no_call_stays_text(self) -> None:
         for inside in ("[1]", '{"name": 3}', '{"arguments": {}}'):

@@ -99,6 +99,7 @@ def serve(
             app, host=host, port=port, access_log=False, log_config=None, timeout_graceful_shutdown=round(drain) or 1
         )
     )
-    server.run()
+    with suppress(SystemExit):  # of uvicorn, where it cannot start: it has said why
+        server.run()
     if not server.started:
-        raise OptionError(f"cannot listen on {host}:{port}")
+        raise OptionError(f"cannot serve on {host}:{port}")

@@ -72,9 +72,12 @@ class RunningBatch:
         """Rows and slots of the cache; 0 while there is none."""
         return (0, 0) if self._cache is None else (self._cache.batch, self._cache.capacity)
 
-    def slots(self, request: Request) -> int:
-        """Slots of the KV cache that a request needs: its prompt, its output and the largest draft of a round."""
-        return request.prompt_length + request.limit + self.drafter.max_nodes(request.policy.limit) + 1
+    def slots(self, *requests: Request) -> int:
+        """Slots that each row needs for these to decode side by side: the longest prompt and output, and the largest
+        draft of a round, to whose width the others are padded.
+        """
+        longest = max(request.prompt_length + request.limit for request in requests)
+        return longest + max(self.drafter.max_nodes(request.policy.limit) for request in requests) + 1
 
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:
@@ -140,7 +143,7 @@ class RunningBatch:
     def _admit(self) -> None:
         """Read as much of prompts as a step may, and let those join that are read."""
         if self._waiting and self.resting:
-            self._make_room(len(self._waiting), max(map(self.slots, self._waiting)))
+            self._make_room(len(self._waiting), self.slots(*self._waiting))
             self._lead()
         left = PREFILL_CHUNK
         while (reading := self._reading or self._next()) and reading.chunk <= left:
@@ -158,7 +161,7 @@ class RunningBatch:
         """The next of those that wait, when there is a row for it."""
         if not self._waiting or len(self._rows) == self._allocated.batch:
             return None
-        if self.slots(self._waiting[0]) > self._allocated.capacity:
+        if self.slots(self._waiting[0], *self._rows) > self._allocated.capacity:
             return None  # those that came later wait with it
         request, row = self._waiting.popleft(), len(self._rows)
         own, taps = self._allocated.rows(row, row + 1), self._taps([request])
@@ -187,13 +190,18 @@ class RunningBatch:
         self._reading = None
 
     def _leave(self, request: Request, whole: bool = True) -> None:
-        """Drop a row, of a round that was a `whole` one; the last row takes its place."""
+        """Drop a row, of a round that was a `whole` one; the last row takes its place, whatever goes wrong."""
         request.stats.seconds = now() - request.joined
-        if self.prefixes and whole:
-            self.prefixes.end(request, self._allocated.rows(request.slot, request.slot + 1))
-        elif self.prefixes:
-            self.prefixes.drop(request)
-        self.drafter.end(request)
+        try:
+            if self.prefixes and whole:
+                self.prefixes.end(request, self._allocated.rows(request.slot, request.slot + 1))
+            elif self.prefixes:
+                self.prefixes.drop(request)
+            self.drafter.end(request)
+        finally:
+            self._vacate(request)
+
+    def _vacate(self, request: Request) -> None:
         last = self._rows.pop()
         if last is not request:
             self._allocated.move(last.slot, request.slot)

@@ -101,7 +101,7 @@ class Engine(RunningBatch):
         batch = min(batch or len(requests), len(requests))
         self._runs += 1
         try:
-            self._make_room(batch, max(map(self.slots, requests), default=0))
+            self._make_room(batch, self.slots(*requests) if requests else 0)
             while to_come or going:
                 while to_come and len(going) < batch:
                     going[to_come[0]] = 0

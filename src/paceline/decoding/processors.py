@@ -42,7 +42,7 @@ def make_processors(params: Any, prompt_length: int, eos: Sequence[int], device:
     if params.presence_penalty or params.frequency_penalty:
         chosen.append(OutputPenalty(prompt_length, params.presence_penalty, params.frequency_penalty))
     if params.repetition_penalty != 1:
-        chosen.append(hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+        chosen.append(hf.RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
     if params.no_repeat_ngram_size:
         chosen.append(hf.NoRepeatNGramLogitsProcessor(params.no_repeat_ngram_size))
     if params.min_new_tokens and eos:
@@ -50,7 +50,7 @@ def make_processors(params: Any, prompt_length: int, eos: Sequence[int], device:
             hf.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_new_tokens, list(eos), device=str(device))
         )
     if params.temperature not in (0, 1):
-        chosen.append(hf.TemperatureLogitsWarper(params.temperature))
+        chosen.append(hf.TemperatureLogitsWarper(float(params.temperature)))
     if params.temperature and params.top_k:
         chosen.append(hf.TopKLogitsWarper(params.top_k))
     if params.temperature and params.top_p < 1:

@@ -38,6 +38,15 @@ class TextStream:
         self._whole = 0  # how many of them it took
         self._sent = 0
 
+    def continues(self, before: Sequence[int]) -> None:
+        """Its text goes on from that of these tokens: the space between is not left out, as it would be by some
+        tokenizers at a text's beginning.
+        """
+        window = list(before[-WINDOW // 2 :])
+        text = str(self.tokenizer.decode(window, skip_special_tokens=True))
+        if not text.endswith("\ufffd"):
+            self._window, self._decoded, self._whole = window, text, len(window)
+
     def push(self, token: int) -> str:
         """The text that has become certain with this token."""
         self._window.append(token)

@@ -44,7 +44,7 @@ class Desk:
     def __init__(self, name: str, drafter: Drafter) -> None:
         self.name, self.drafter, self.shared = name, drafter, drafter.shares_cache
         self.seats: list[Seat] = []
-        self.closed = False
+        self.started, self.closed = True, False
 
     def join(self, row: Row, hidden: Hidden) -> None:
         seat = Seat(row, self.shared)
@@ -92,7 +92,7 @@ class Desk:
         """Its requests go on without drafts."""
         log.warning("drafter '%s' failed at %s: its requests are decoded plainly", self.name, what, exc_info=error)
         for seat in self.seats:
-            del seat.row.state[self.name]
+            seat.row.state.pop(self.name, None)  # of one that is leaving it is gone
         self.seats, self.closed = [], True
 
 
@@ -134,14 +134,18 @@ class Dispatch(Drafter):
     def start(self, cache: KVCache) -> None:
         self._rows = 0
         for desk in self.desks.values():
-            desk.seats, desk.closed = [], False
-            desk.drafter.start(cache)
+            desk.seats, desk.closed, desk.started = [], False, True
+            try:
+                desk.drafter.start(cache)
+            except Exception as error:
+                desk.close("its start", error)
+                desk.started = False
 
     def begin(self, row: Row, hidden: Hidden) -> None:
         row.state = {}
         if self._rows == 0:
             for desk in self.desks.values():
-                desk.closed = False
+                desk.closed = not desk.started
         wanted = [row.drafter or self.first]
         if self.shares_cache and self.first not in wanted:
             wanted.append(self.first)
@@ -157,12 +161,19 @@ class Dispatch(Drafter):
 
     def end(self, row: Row) -> None:
         for name in list(row.state):
-            self.desks[name].leave(row)
+            try:
+                self.desks[name].leave(row)
+            except Exception as error:
+                self.desks[name].close("an end", error)
         self._rows -= 1
 
     def move(self, source: int, target: int) -> None:
-        if self.shares_cache:
-            self.desks[self.first].drafter.move(source, target)
+        desk = self.desks[self.first]
+        if self.shares_cache and desk.seats:
+            try:
+                desk.drafter.move(source, target)
+            except Exception as error:
+                desk.close("a move", error)
 
     # -- a round ---------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from paceline.drafters.prediction import Alignment
-from paceline.serve.tools import ToolText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.decoding.logprobs import Logprob
+    from paceline.serve.tools import ToolText
     from paceline.serve.worker import Job, News
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -23,10 +23,13 @@ REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 class AnswerChoice:
     """One of an answer's choices, as it grows."""
 
-    def __init__(self, index: int, *, chat: bool, tools: bool, logprobs: bool, trace: bool, echo: str = "") -> None:
+    def __init__(
+        self, index: int, *, chat: bool, tools: ToolText | None, logprobs: bool, trace: bool, echo: str = ""
+    ) -> None:
         self.index, self.chat, self.logprobs, self.trace, self.echo = index, chat, logprobs, trace, echo
-        self.tools = ToolText() if tools else None
+        self.tools = tools
         self.text, self.tokens = "", 0  # so far
+        self.offset = 0  # of the next token in the text, part of which may be held back
 
     def delta(self, news: News, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """What is new of it, as a choice of a stream's chunk."""
@@ -37,7 +40,7 @@ class AnswerChoice:
             if news.finish_reason:
                 text, calls = text + self.tools.flush(), self.tools.calls
         text, self.echo = self.echo + text, ""
-        offset, self.text, self.tokens = len(self.text), self.text + text, self.tokens + len(news.tokens)
+        self.text, self.tokens = self.text + text, self.tokens + len(news.tokens)
         content: dict[str, Any] = {"content": text}
         if calls:
             content["tool_calls"] = [{"index": at} | call for at, call in enumerate(calls)]
@@ -47,8 +50,10 @@ class AnswerChoice:
             if self.chat:
                 choice["logprobs"] = chat_logprobs(tokenizer, news.tokens, news.logprobs)
             else:
-                choice["logprobs"] = completion_logprobs(tokenizer, news.tokens, news.logprobs, offset)
-        choice["finish_reason"] = "tool_calls" if calls else REASONS.get(news.finish_reason or "")
+                choice["logprobs"] = completion_logprobs(tokenizer, news.tokens, news.logprobs, self.offset)
+                self.offset += sum(map(len, choice["logprobs"]["tokens"]))
+        reason = REASONS.get(news.finish_reason or "")
+        choice["finish_reason"] = "tool_calls" if calls and reason == "stop" else reason  # else it may be cut in one
         if self.trace:
             choice["paceline"] = traced(news, tokenizer)
         return choice
@@ -70,11 +75,24 @@ class AnswerChoice:
         return choice
 
 
+class TokenTexts:
+    """Tokens' own texts, as they stand inside a text: at its beginning some tokenizers leave a space out."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer, self._before = tokenizer, list(tokenizer.encode("a", add_special_tokens=False))[-1:]
+        self._known = len(str(tokenizer.decode(self._before)))
+
+    def __call__(self, token: int) -> str:
+        return str(self._tokenizer.decode([*self._before, token]))[self._known :]
+
+
 def chat_logprobs(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], logprobs: Sequence[Logprob]
 ) -> dict[str, Any]:
+    text_of = TokenTexts(tokenizer)
+
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = str(tokenizer.decode([token]))
+        text = text_of(token)
         whole = "\ufffd" not in text  # a token may be part of a character
         return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
@@ -89,11 +107,12 @@ def chat_logprobs(
 def completion_logprobs(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], logprobs: Sequence[Logprob], offset: int
 ) -> dict[str, Any]:
-    texts = [str(tokenizer.decode([token])) for token in tokens]
+    text_of = TokenTexts(tokenizer)
+    texts = [text_of(token) for token in tokens]
     return {
         "tokens": texts,
         "token_logprobs": [known.logprob for known in logprobs],
-        "top_logprobs": [{str(tokenizer.decode([token])): logprob for token, logprob in k.top} for k in logprobs],
+        "top_logprobs": [{text_of(token): logprob for token, logprob in known.top} for known in logprobs],
         "text_offset": [offset + sum(map(len, texts[:at])) for at in range(len(texts))],
     }
 

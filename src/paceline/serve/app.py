@@ -24,6 +24,7 @@ from paceline.serve.metrics import Metrics
 from paceline.serve.protocol import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paceline.serve.requests import FrontDesk
 from paceline.serve.settings import Settings
+from paceline.serve.tools import ToolText
 from paceline.serve.worker import Job, Worker
 from paceline.version import __version__
 
@@ -53,7 +54,13 @@ def make_app(llms: Mapping[str, LLM], settings: Settings) -> FastAPI:
     model = settings.name or target.name
     metrics, desk = Metrics(model), FrontDesk(llms, context)
     worker = Worker(
-        llms, rows=settings.rows, context=context, queue=settings.queue, keep=settings.keep, metrics=metrics
+        llms,
+        rows=settings.rows,
+        context=context,
+        most_drafted=desk.most_drafted,
+        queue=settings.queue,
+        keep=settings.keep,
+        metrics=metrics,
     )
 
     @contextlib.asynccontextmanager
@@ -91,10 +98,16 @@ class Service:
             raise HTTPException(404, f"model: there is no '{body.model}' here, but '{self.model}'")
         make = self.desk.requests(body, prompts, prediction)
         chat = isinstance(body, ChatRequest)
-        tools = isinstance(body, ChatRequest) and body.uses_tools
         trace = body.paceline.trace
         choices = [
-            AnswerChoice(at * body.n + n, chat=chat, tools=tools, logprobs=body.top is not None, trace=trace, echo=echo)
+            AnswerChoice(
+                at * body.n + n,
+                chat=chat,
+                tools=ToolText(body.parallel_tool_calls) if isinstance(body, ChatRequest) and body.uses_tools else None,
+                logprobs=body.top is not None,
+                trace=trace,
+                echo=echo,
+            )
             for at, echo in enumerate(echoes)
             for n in range(body.n)
         ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
@@ -81,9 +83,15 @@ class Message(Strict):
     tool_call_id: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates read it."""
+        """As chat templates read it: with the arguments of calls as objects, which clients send as JSON text."""
         kept = self.model_dump(exclude_none=True)
         role = "system" if self.role == "developer" else self.role
+        for call in kept.get("tool_calls", ()):
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(text := function.get("arguments"), str):
+                with suppress(ValueError):
+                    arguments = json.loads(text)
+                    function["arguments"] = arguments if isinstance(arguments, dict) else text
         return kept | {"role": role, "content": joined(self.content)}
 
 

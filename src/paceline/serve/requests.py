@@ -11,6 +11,7 @@ from paceline.api import LLM
 from paceline.decoding.sampling import SamplingParams
 from paceline.errors import ContextOverflow, OptionError, require
 from paceline.policies import POLICIES
+from paceline.serve.protocol import CompletionRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.serve.protocol import ChatRequest, Common, Message, MethodChoice
 
 PLAIN = "fixed:k=0"
+LONGEST = 32  # tokens that any request may have drafted a round, and more where a default policy does
 
 
 class FrontDesk:
@@ -31,6 +33,7 @@ class FrontDesk:
     def __init__(self, llms: Mapping[str, LLM], context: int) -> None:
         self.llms, self.context = dict(llms), context
         self.default = next(iter(llms))
+        self.most_drafted = max(LONGEST, *(llm.new_policy().limit for llm in llms.values()))
         self.tokenizer: PreTrainedTokenizerBase = copy.deepcopy(llms[self.default].tokenizer)
         self._lock = threading.Lock()
 
@@ -87,6 +90,15 @@ class FrontDesk:
             for prompt, limit in zip(prompts, limits, strict=True):
                 sampling = body.sampling() | {"max_new_tokens": limit}
                 made += llm.requests([prompt] * body.n, prediction=prediction, drafter=name, **sampling)
+                if isinstance(body, CompletionRequest):
+                    for request in made[-body.n :]:
+                        assert request.text
+                        request.text.continues(prompt)
+            longest = max(request.policy.limit for request in made)
+            require(
+                longest <= self.most_drafted,
+                f"paceline.policy: drafts up to {longest} tokens a round; here {self.most_drafted} at most",
+            )
             return made
 
         return make

@@ -33,10 +33,14 @@ class ToolText:
 
     What stands between `<tool_call>` and `</tool_call>` is a JSON object with `name` and `arguments`. Anything that is
     not stays text.
+
+    Args:
+        several: whether a text may have more than one call; if not, those after the first are left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, several: bool = True) -> None:
         self.calls: list[dict[str, Any]] = []
+        self._several = several
         self._held = ""
 
     def push(self, text: str) -> str:
@@ -51,7 +55,7 @@ class ToolText:
             inside, _, self._held = rest.partition(END)
             call = _call(inside)
             shown += before if call else before + BEGIN + inside + END
-            self.calls += [call] if call else []
+            self.calls += [call] if call and (self._several or not self.calls) else []
         held = next((n for n in range(len(BEGIN) - 1, 0, -1) if self._held.endswith(BEGIN[:n])), 0)
         end = len(self._held) - held
         shown, self._held = shown + self._held[:end], self._held[end:]

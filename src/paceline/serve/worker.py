@@ -8,13 +8,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.prefixes import PrefixStore
 from paceline.drafters.dispatch import Dispatch
-from paceline.errors import PacelineError
+from paceline.drafting.autoregressive import AutoregressiveDrafter
+from paceline.errors import OptionError, PacelineError
+from paceline.profiling.rounds import pass_cost
 from paceline.serve.memory import Trimmer
 
 if TYPE_CHECKING:
@@ -96,18 +99,26 @@ class Worker:
         llms: by name; all on one target, the first is the default. Each brings a drafter.
         rows: most requests decoded at a time.
         context: most tokens of a request, prompt and output.
+        most_drafted: most tokens that a policy drafts a round.
         queue: most requests that wait.
         keep: tokens whose keys and values are kept for prompts that begin alike; 0: none.
     """
 
     def __init__(
-        self, llms: Mapping[str, LLM], *, rows: int, context: int, queue: int, keep: int, metrics: Metrics
+        self,
+        llms: Mapping[str, LLM],
+        *,
+        rows: int,
+        context: int,
+        most_drafted: int,
+        queue: int,
+        keep: int,
+        metrics: Metrics,
     ) -> None:
         self.llms, self.rows, self.context, self.queue, self.metrics = dict(llms), rows, context, queue, metrics
         first = next(iter(llms.values()))
         drafter = Dispatch(first.target, {name: llm.drafter for name, llm in llms.items()})
-        draft = max(llm.drafter.max_nodes(llm.new_policy().limit) for llm in llms.values())
-        slots = context + max(draft, drafter.max_nodes(first.new_policy().limit)) + 1
+        slots = context + drafter.max_nodes(most_drafted) + 1
         prefixes = PrefixStore(keep) if keep else None
         self.engine = Engine(first.target, drafter, rows=rows, slots=slots, prefixes=prefixes)
         self.state: list[dict[str, Any]] = []  # of the rows, after the last round
@@ -121,7 +132,10 @@ class Worker:
 
     # -- from other threads ----------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Begin to work, with all the memory that it takes: none is missing later."""
+        """Begin to work, with all the memory that it takes, and knowing what rounds cost: none is missing later."""
+        for llm in self.llms.values():
+            if isinstance(llm.drafter, AutoregressiveDrafter):
+                pass_cost(llm.drafter)  # which cannot be measured while others decode
         self.engine.touch()
         self._thread.start()
 
@@ -134,11 +148,14 @@ class Worker:
 
         Raises:
             QueueFull: too many wait.
+            OptionError: it would not fit if nobody waited.
             Closing: `close` has been called.
         """
         with self._wake:
             if self._closing:
                 raise Closing("the server is shutting down")
+            if job.count > self.rows + self.queue:
+                raise OptionError(f"{job.count} answers at once are asked for; here {self.rows + self.queue} at most")
             if self._pending + job.count > self.rows + self.queue:
                 raise QueueFull(f"{self.rows} requests are being decoded and {self.queue} wait: try again later")
             self._pending += job.count
@@ -171,13 +188,24 @@ class Worker:
                 orders, closing = list(self._orders), self._closing
                 self._orders.clear()
             for order, job in orders:
-                (self._add if order == "add" else self._give_up)(job)
+                self._safely(self._add if order == "add" else self._give_up, job)
             if not self.engine.idle:
-                self._step()
+                self._safely(self._step)
             elif closing:
                 break
             self._show()
             self._trimmer.tidy()
+
+    def _safely(self, work: Callable[..., None], *given: Job) -> None:
+        """Whatever goes wrong, the thread lives on: who waits is told, and what comes later is decoded."""
+        try:
+            work(*given)
+        except Exception as error:
+            log.exception("the engine failed")
+            for job in list(self._jobs):
+                job.tell(RoundFailed(f"the engine failed: {type(error).__name__}"))
+                with suppress(Exception):
+                    self._give_up(job)
 
     def _add(self, job: Job) -> None:
         try:
@@ -199,26 +227,32 @@ class Worker:
     def _give_up(self, job: Job) -> None:
         if job not in self._jobs:
             return
+        self._jobs.remove(job)
+        self._free(len(job.told))
+        self.metrics.aborted(job.told)
         for request in job.told:
             self.engine.cancel(request)
-        self.metrics.aborted(job.told)
-        self._free(len(job.told))
-        self._jobs.remove(job)
 
     def _step(self) -> None:
         began = time.perf_counter()
         try:
             self.engine.step()
-        except Exception as error:  # all that took part have ended
+        except Exception as error:  # all that took part have ended; if none did, none can
             log.exception("a round failed")
             failure = RoundFailed(f"a round failed: {type(error).__name__}")
-            for job in [job for job in self._jobs if any(request.finish_reason for request in job.told)]:
+            ended = [job for job in self._jobs if any(request.finish_reason for request in job.told)]
+            for job in ended or list(self._jobs):
                 job.tell(failure)
                 self._give_up(job)
             return
         self.metrics.step(time.perf_counter() - began)
         for job in list(self._jobs):
-            self._report(job)
+            try:
+                self._report(job)
+            except Exception as error:
+                log.exception("an answer could not be told")
+                job.tell(RoundFailed(f"the answer could not be told: {type(error).__name__}"))
+                self._give_up(job)
 
     def _report(self, job: Job) -> None:
         """Tell a job what its requests were given."""
