@@ -174,7 +174,7 @@ def test_sampling_begins_without_what_earlier_calls_taught(
         tiny_llama.generate(
             **batch(PROMPTS[:1]), max_new_tokens=2, do_sample=sampling, pad_token_id=0, custom_generate=fast
         )
-    assert asked == [True, False]
+    assert asked[-2:] == [True, False]  # before these the method is tried
 
 
 @pytest.mark.parametrize(

@@ -197,17 +197,16 @@ def command(settings: dict[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(option if value else option.replace("--", "--no-", 1))
         else:
-            exact = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            words += [option, shlex.quote(exact)]
+            words += [option, shlex.quote(_shown(value, digits=15))]
     return " ".join([*words, "--out", "results"])
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, digits: int = 3) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_shown(one)}" for key, one in value.items())
+        return ", ".join(f"{key}: {_shown(one, digits)}" for key, one in value.items())
     if isinstance(value, list | tuple):
-        return ",".join(map(_shown, value))
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+        return ",".join(_shown(one, digits) for one in value)
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def _lines(path: Path) -> list[Any]:
