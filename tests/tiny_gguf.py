@@ -35,7 +35,12 @@ def vocabulary() -> list[str]:
 
 
 def write_gguf(
-    path: Path, arch: str = "llama", hidden: int = HIDDEN, ffn: int = FFN, kinds: Mapping[str, str] | None = None
+    path: Path,
+    arch: str = "llama",
+    hidden: int = HIDDEN,
+    ffn: int = FFN,
+    kinds: Mapping[str, str] | None = None,
+    turn_end: int | None = None,
 ) -> dict[str, np.ndarray]:
     """A Llama with Q8_0 embeddings, Q4_1 matrices and F32 norms; returns the dequantised tensors by GGUF name.
 
@@ -44,6 +49,7 @@ def write_gguf(
             of 128 numbers, the only size that transformers reads of its files.
         kinds: other kinds, by a matrix's name in its layer or by its name in the file; with one for "output" there is
             an output matrix.
+        turn_end: a token that ends a turn, besides the one that ends a text.
     """
     tokens, kinds = vocabulary(), kinds or {}
     size = 128 if arch == "qwen3" else hidden // HEADS
@@ -65,6 +71,8 @@ def write_gguf(
     writer.add_token_merges(["Ċ Ċ"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    if turn_end is not None:
+        writer.add_eot_token_id(turn_end)
     writer.add_pad_token_id(2)
     writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}")
     rng, plain = np.random.default_rng(0), {}

@@ -20,7 +20,7 @@ from paceline.drafters import DRAFTERS
 from paceline.drafters.dispatch import Dispatch
 from paceline.drafters.sharing import shared
 from paceline.drafting.shared_texts import REQUEST
-from paceline.errors import OptionError, require
+from paceline.errors import OptionError, first_line, require
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
 from paceline.profiling.rounds import ready
@@ -167,7 +167,7 @@ class LLM:
         ]
 
     def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
-        """Token ids of a prompt; raises OptionError when it is empty."""
+        """Token ids of a prompt; raises OptionError when it is empty, or the chat template refuses it."""
         require(len(prompt) > 0 and (not isinstance(prompt, str) or bool(prompt.strip())), "the prompt is empty")
         if isinstance(prompt, str):
             if not (bool(self.tokenizer.chat_template) if chat is None else chat):
@@ -176,7 +176,10 @@ class LLM:
         if isinstance(prompt[0], dict):
             require(bool(self.tokenizer.chat_template), "this model's tokenizer has no chat template")
             messages = cast("list[dict[str, str]]", prompt)
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            try:
+                ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            except Exception as error:  # a template may refuse anything, in its own words
+                raise OptionError(f"the chat template refuses these messages: {first_line(error)}") from error
             return cast("list[int]", ids)
         return [int(token) for token in cast("Sequence[int]", prompt)]
 

@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
+from math import isfinite
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from paceline import errors
@@ -79,6 +80,11 @@ class Spec(NamedTuple):
     def build(self, *args: Any) -> Any:
         return self.cls(*args, **self.options)
 
+    def check_remote(self, named: str = "") -> None:
+        """Raises OptionError for options that a client of a server may not set: texts, which may name files."""
+        texts = [name for name, value in self.options.items() if isinstance(value, str) and value != "auto"]
+        errors.require(not texts, f"{named}{', '.join(texts)} cannot be set from a request")
+
 
 def split_method(text: str, is_policy: Callable[[str], bool]) -> tuple[str, str | None]:
     """`"eagle:k=2+adaedl:gamma=0.2"` -> `("eagle:k=2", "adaedl:gamma=0.2")`; the policy is None when left out.
@@ -109,7 +115,9 @@ def _convert(text: str, annotation: Any, what: str) -> Any:
             if choice is bool:
                 return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
             if choice in (int, float, str):
-                return choice(text)
+                value = choice(text)
+                if choice is not float or isfinite(value):
+                    return value
         except (ValueError, KeyError):
             continue
     names = " or ".join(getattr(choice, "__name__", str(choice)) for choice in choices if choice is not type(None))

@@ -294,3 +294,28 @@ def test_what_the_output_must_match(run, tiny_model_dir, tmp_path):
         code, _, err = run(*words, *wrong)
         assert code == 1
         assert "grammar" in err or "must match" in err
+
+
+def test_a_template_that_refuses(run, tmp_path):
+    small_llama().float().save_pretrained(tmp_path)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system role here') }}"
+    tokenizer.save_pretrained(tmp_path)
+    code, out, err = run("generate", "hi", "--system", "x", "-m", tmp_path, "--tier", "reference")
+    assert (code, out) == (1, "")
+    assert "the chat template refuses these messages: no system role here" in err
+
+
+def test_comparison_drafts_what_a_grammar_forces(run, tiny_model_dir, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"const": "aaaaaaaaaaaa"}')
+    out = run("generate", "x", "-m", tiny_model_dir, "--compare", "--json", "--json-schema", schema).out
+    assert "grammar" in json.loads(out)["paceline"]["provenance"]
+
+
+def test_a_schema_that_is_none(run, tiny_model_dir, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text("null")
+    code, _, err = run("generate", "x", "-m", tiny_model_dir, "--json-schema", schema)
+    assert code == 1
+    assert "is no JSON schema" in err

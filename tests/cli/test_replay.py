@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from helpers import one_thread  # noqa: F401
+from paceline.profiling.shipped import FOLDER
 
 
 @pytest.fixture
@@ -46,6 +48,13 @@ def test_a_trace_and_its_replays(run, tiny_model_dir, suite, tmp_path):
     assert code == 0
     assert "projections" in out
     assert "suffix:budget=4" in out
+
+    for name in ("here", "measured", "h200-llama-8b"):
+        copy = tmp_path / f"{name}.json"
+        shutil.copy(FOLDER / "h200-llama-8b.json", copy)
+        code, out, err = run("replay", trace, "--profile", copy, "--profile", "h200-llama-8b")
+        assert (code, out) == (1, "")
+        assert "profiles need names of their own" in err
 
 
 @pytest.mark.parametrize(

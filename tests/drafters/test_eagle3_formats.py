@@ -42,7 +42,7 @@ LAYER = {
     "post_attention_layernorm.weight": (32,),
 }
 ORIGINAL = {**CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 50, "eagle_config": None}
-ORIGINAL["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": TAPS}
+ORIGINAL["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in TAPS]}  # what leaves a layer
 
 
 @pytest.fixture(scope="module")

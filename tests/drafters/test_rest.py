@@ -180,6 +180,16 @@ def test_of_another_tokenizer(corpus: Path, tiny_tokenizer: PreTrainedTokenizerF
         load_datastore(tmp_path / "out", other, 258)
 
 
+def test_a_tokenizer_with_more_ids_than_the_model(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """What stands between texts is then above all the model's ids; it is never drafted."""
+    facts = {"format": module.FORMAT, "vocab": "257", "tokenizer": module.fingerprint(tiny_tokenizer)}
+    arrays = {"tokens": np.array([5, 6, 257], np.uint16), "suffixes": np.array([0, 1, 2], np.uint32)}
+    save_file(arrays, tmp_path / FILE, facts)
+    assert load_datastore(tmp_path, tiny_tokenizer, 256).vocab == 257
+    with pytest.raises(IntegrityError, match="damaged"):
+        load_datastore(tmp_path, tiny_tokenizer, 6)
+
+
 def test_damaged(corpus: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     build(tiny_tokenizer, [corpus], tmp_path / "out")
     path = tmp_path / "out" / FILE

@@ -372,6 +372,14 @@ def test_model_repo_that_ships_the_folder(
     assert got.tolist() == tiny_llama.generate(**batch(PROMPTS), max_new_tokens=10, pad_token_id=0).tolist()
 
 
+def test_a_model_that_changes_its_type() -> None:
+    """In place, as `half` and `to` do: it is looked at anew."""
+    model, fast = small_llama(), paceline.custom_generate("prompt-lookup")
+    for kind in (torch.float64, torch.float32):
+        model.to(kind)
+        same(model, fast, batch(PROMPTS[:1]))
+
+
 def test_model_without_blocks() -> None:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=257, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3)

@@ -387,7 +387,47 @@ def test_named_rows_catch_up() -> None:
     assert request.draft == PHRASE[4:8]
 
 
+def test_a_policy_that_throws_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """One that a request asks for, out of range or naming a file."""
+    for policy in ("cali-ts:sigma_m=1e200", "cali-ts:predictor=\0", "specdec++:predictor=/etc/passwd"):
+        rounds = rounds_of()
+        runner = Runner(rounds)
+        rounds.rows = NamedRows(runner)
+        runner.add(Request("bad", PHRASE * 2, PHRASE, extra={"paceline_policy": policy}))
+        good = runner.add(Request("good", PHRASE * 2, PHRASE))
+        runner.step()
+        assert len(good.draft) == 4
+    assert "predictor cannot be set from a request" in caplog.text
+
+
+def test_a_gap_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps in which nobody was asked for drafts, as near the end of somebody's context."""
+    rounds = rounds_of()
+    runner = Runner(rounds)
+    rounds.rows, seen = NamedRows(runner), list[object]()
+    request = runner.add(Request("r", PHRASE * 2, PHRASE * 3))
+    runner.step()
+    monkeypatch.setattr(rounds.lengths, "observe", lambda *given: seen.append(given))
+    request.ids += request.text[1:3]
+    request.draft = []
+    runner.step()
+    assert not seen
+    runner.step()
+    assert seen
+
+
+def test_requests_begin_with_what_others_have_taught() -> None:
+    rounds = rounds_of("suffix+pace")
+    first, second = (rounds._policy("pace") for _ in range(2))
+    assert first._before is second._before  # type: ignore[attr-defined]
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
+def test_shared_memories_are_refused() -> None:
+    with pytest.raises(OptionError, match="keeps the texts of requests that ended"):
+        source_of("suffix:share=process", OWNER)
+
+
 @pytest.mark.parametrize(
     ("additional", "message"),
     [

@@ -67,6 +67,21 @@ def test_what_pays_nothing_is_not_drafted_but_tried_again() -> None:
     assert sum(length > 0 for length in lengths[100:]) < 20
 
 
+def test_a_distribution_of_no_numbers_is_forgotten() -> None:
+    """It ends its own draft, and teaches no later request."""
+    before: dict[type, StoppingPolicy] = {}
+    here = Setting("t", "d", None, None, cost=lambda k: 1 + 0.01 * k, pass_cost=lambda k: 1 + 0.001 * k, before=before)
+    first, later = Pace(), Pace()
+    for policy in (first, later):
+        policy.seed(0)
+    first.check(here)
+    assert first.more(0)
+    assert not first.keep(torch.full((5,), torch.nan), 0)
+    first.observe(1, 0)
+    later.check(here)
+    assert any(later.more(0) for _ in range(50))
+
+
 def test_drafting_that_was_given_up_comes_back() -> None:
     policy = placed(Pace())
     for _ in range(100):

@@ -391,3 +391,12 @@ class TestOnlineLogistic:
         features = np.array([1.0, 0.5, 0.8, 0.6, 0.1])
         assert model.probability(features) == pytest.approx(sigmoid(features @ np.array(BUILT_IN)))
         assert OnlineLogistic(np.array([2.0]), 9.0).probability(np.ones(1)) < sigmoid(2.0)  # less sure, nearer to 1/2
+
+
+@pytest.mark.parametrize(
+    "policy", ["beta-ts:a0=inf", "beta-ts:b0=nan", "beta-ts:a0=1e308", "cali-ts:sigma_m=1e200", "cali-ts:sigma_s=inf"]
+)
+def test_priors_are_numbers_that_one_can_draw_with(policy: str) -> None:
+    """With others, Python's generator of random numbers never returns."""
+    with pytest.raises(OptionError):
+        POLICIES.parse(policy).build()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from decoding.test_text import PIECES
 from paceline.decoding.logprobs import Logprob
 from paceline.decoding.text import Piece, TextStream
-from paceline.serve.answers import AnswerChoice, chat_logprobs, completion_logprobs
+from paceline.serve.answers import AnswerChoice, TokenTexts, chat_logprobs, completion_logprobs
 from paceline.serve.protocol import Message
 from paceline.serve.tools import ToolText
 from paceline.serve.worker import News
 from tiny import byte_tokenizer
 
 BYTES = byte_tokenizer()
+TEXTS = TokenTexts(BYTES)
 SURE = Logprob(-1.0, [])
 
 
@@ -24,7 +25,7 @@ def test_offsets_of_tokens_whose_text_is_held_back() -> None:
     """As the possible beginning of a stop string."""
     choice, offsets = AnswerChoice(0, chat=False, tools=None, logprobs=True, trace=False), list[int]()
     for token, text in zip(BYTES.encode("axb"), ("a", "", "xb"), strict=True):
-        offsets += choice.delta(news([token], text), BYTES)["logprobs"]["text_offset"]
+        offsets += choice.delta(news([token], text), TEXTS)["logprobs"]["text_offset"]
     assert offsets == [0, 1, 2]
 
 
@@ -32,7 +33,7 @@ def test_a_call_that_is_cut_says_so() -> None:
     whole = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     for text, ended, reason in ((whole, "eos", "tool_calls"), (whole + '\n<tool_call>{"na', "length", "length")):
         choice = AnswerChoice(0, chat=True, tools=ToolText(), logprobs=False, trace=False)
-        delta = choice.delta(news([1], text, ended), BYTES)
+        delta = choice.delta(news([1], text, ended), TEXTS)
         assert delta["finish_reason"] == reason
         assert len(delta["delta"]["tool_calls"]) == 1
 
@@ -41,10 +42,10 @@ def test_tokens_keep_their_spaces() -> None:
     """Though the tokenizer leaves out the one that a text begins with."""
     ids = PIECES.convert_tokens_to_ids(["b", "▁a"])
     logprobs = [SURE, Logprob(-1.0, [(ids[1], -1.0), (PIECES.convert_tokens_to_ids("a"), -2.0)])]
-    chat = chat_logprobs(PIECES, ids, logprobs)["content"]
+    chat = chat_logprobs(TokenTexts(PIECES), ids, logprobs)["content"]
     assert [entry["token"] for entry in chat] == ["b", " a"]
     assert [entry["token"] for entry in chat[1]["top_logprobs"]] == [" a", "a"]
-    plain = completion_logprobs(PIECES, ids, logprobs, 3)
+    plain = completion_logprobs(TokenTexts(PIECES), ids, logprobs, 3)
     assert plain["tokens"] == ["b", " a"]
     assert plain["top_logprobs"][1] == {" a": -1.0, "a": -2.0}
     assert plain["text_offset"] == [3, 4]

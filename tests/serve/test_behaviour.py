@@ -108,6 +108,22 @@ class TestFailures:
         monkeypatch.setattr(llms["suffix"].drafter, "start", _fails)
         with serving(llms, Settings(rows=1, context=128, keep=200)) as server:
             assert [server.post("/v1/completions", json=body).status_code for _ in range(2)] == [200, 200]
+            desk = server.worker.engine.drafter.desks["suffix"]  # type: ignore[attr-defined]
+            assert (desk.started, desk.closed) == (False, True)
+            monkeypatch.undo()
+            assert server.post("/v1/completions", json=body).status_code == 200
+            assert (desk.started, desk.closed) == (True, False)  # tried again
+
+    def test_a_text_that_cannot_be_kept(self, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        """For prompts that begin like it; the answer is given all the same, and so are others'."""
+        monkeypatch.setattr("paceline.decoding.blocks.TokenBlocks.put", _fails)
+        body = {"prompt": "abcabcabcabc", "max_tokens": 4, "n": 2}
+        assert server.post("/v1/completions", json=body).status_code == 200
+        monkeypatch.setattr("paceline.decoding.prefixes.PrefixStore.restore", _fails)
+        assert server.post("/v1/completions", json=body).status_code == 500
+        monkeypatch.undo()
+        assert server.post("/v1/completions", json=body).status_code == 200
+        wait_until(lambda: free(server))
 
     def test_text_that_cannot_be_read(self, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         body = {"prompt": "abcabc", "max_tokens": 4}
@@ -150,7 +166,7 @@ class TestFailures:
         assert '"server_error"' in rest[-2]
 
     def test_settings(self, tiny: LLM) -> None:
-        for wrong in ({"rows": 0}, {"queue": -1}, {"timeout": 0.0}):
+        for wrong in ({"rows": 0}, {"queue": -1}, {"timeout": 0.0}, {"keys": ("one", "")}, {"keys": (" ",)}):
             with pytest.raises(OptionError):
                 make_app({"none": tiny}, Settings(**wrong))
 

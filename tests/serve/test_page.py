@@ -150,6 +150,34 @@ def test_traces_are_saved_and_replayed(page: Chrome, tmp_path: Path) -> None:
     assert lanes(page) == before
 
 
+def event(tokens: int, ms: float) -> dict[str, object]:
+    told = {"tokens": [1] * tokens, "pieces": [{"text": "x" * tokens, "source": "suffix"}], "rounds": []}
+    return {"ms": ms, "choice": {"paceline": told}}
+
+
+def test_a_replay_ends_what_runs(page: Chrome, tmp_path: Path) -> None:
+    """Nothing of that is shown among it; and its speed is of the tokens after the first that came."""
+    fill(page, "tokens", "400")
+    page.execute_script("document.body.dataset.state = ''")
+    at(page, "go").send_keys(Keys.ENTER)
+    wait_until(lambda: bool(lanes(page) and lanes(page)[0]))
+    saved = {
+        "format": "paceline-trace-1",
+        "prompt": "x",
+        "lanes": [{"name": "a", "events": [event(8, 0), event(2, 300)]}],
+    }
+    (tmp_path / "trace.json").write_text(json.dumps(saved))
+    at(page, "load-trace").send_keys(str(tmp_path / "trace.json"))
+    wait_until(lambda: lanes(page) == ["x" * 10])
+    wait_until(lambda: done(page))
+    time.sleep(0.3)
+    assert lanes(page) == ["x" * 10]
+    assert not page.find_elements(By.CSS_SELECTOR, ".bar")
+    assert "6.7 tokens/s" in page.find_element(By.CSS_SELECTOR, ".lane .speed").text
+    fill(page, "tokens", "30")
+    answer(page)
+
+
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_no_width_scrolls_sideways(page: Chrome, width: int) -> None:
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}

@@ -282,3 +282,13 @@ def test_engines_tell_what_passes_and_rounds_take(monkeypatch: pytest.MonkeyPatc
     while not engine.idle:
         engine.step()
     assert ("passes", 1, 3.0) in seen
+
+
+def test_what_is_wider_than_all_widths_is_not_learned_as_the_widest() -> None:
+    """Rounds of a drafter are measured up to four tokens, and policies draft more."""
+    costs = LearnedCosts({drafted: 1 + 0.15 * drafted for drafted in (0, 1, 2, 4)})
+    for _ in range(100):
+        for drafted in (0, 2, 8):
+            costs.observe(drafted, 1 + 0.15 * drafted)
+    assert costs(4) == pytest.approx(1.6, rel=0.1)
+    assert costs(8) == pytest.approx(2.2, rel=0.1)

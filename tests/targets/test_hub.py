@@ -6,7 +6,8 @@ import pytest
 from huggingface_hub import errors as hub_errors
 
 from paceline.errors import DownloadError, UnknownModel, UnsupportedModel
-from paceline.targets import hub
+from paceline.targets import as_target, hub
+from paceline.targets.identity import model_key
 from paceline.targets.sources import load_model, resolve
 from told import told
 
@@ -64,8 +65,10 @@ def test_hub_files_are_looked_at_before_they_are_fetched(monkeypatch):
 def test_hub_cache_serves_without_network(monkeypatch, tiny_model_dir):
     monkeypatch.setattr(hub, "HfApi", Hub(OSError("Name or service not known")))
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *a, **k: str(tiny_model_dir / "config.json"))
-    load_model("org/model", progress=False)
+    model, _ = load_model("org/model", progress=False)
     assert resolve("org/model").location == str(tiny_model_dir)
+    assert model_key(as_target(model)) == "org--model"  # heads and profiles are found as with network
+    assert resolve("org/model").key == "org/model"
 
 
 @pytest.mark.parametrize(

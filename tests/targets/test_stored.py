@@ -116,6 +116,17 @@ def test_a_file_that_lacks_weights(tmp_path: Path) -> None:
         stored.load(source.location, source.gguf)
 
 
+def test_a_damaged_entry_in_a_cache_that_can_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made in its place has weights once they are wanted."""
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    (Path(resolve(str(file), progress=False, weights=False).location) / "tokenizer.json").write_text("{")
+    monkeypatch.setattr(store.os, "access", lambda *_: False)
+    for weights in (False, True):
+        folder = Path(resolve(str(file), progress=False, weights=weights).location)
+        assert any(folder.glob("*.safetensors")) == weights
+
+
 def test_a_cache_that_can_only_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,3 +150,11 @@ def test_a_cache_that_can_only_be_read(
     ]
     assert resolve(str(file), progress=False).location == target.name  # made once
     assert {path: path.stat().st_mtime_ns for path in folder.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize("tier", ["native", "torch"])
+def test_a_turns_end_ends_output(tier: str, tmp_path: Path) -> None:
+    if tier == "native" and not native.available():
+        pytest.skip("no C++ compiler with OpenMP")
+    write_gguf(tmp_path / "m.gguf", turn_end=0)
+    assert set(load_target(str(tmp_path / "m.gguf"), tier=tier, progress=False).eos) == {0, 2}

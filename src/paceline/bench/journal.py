@@ -60,7 +60,7 @@ class Journal:
         """Add to the config what is the same for all calls, and is known only now.
 
         Raises:
-            OptionError: those that there are had something else.
+            OptionError: the calls measured so far were made with another value.
         """
         if self.runs:
             known = {name: self.config[name] for name in facts if name in self.config}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import zip_longest
@@ -39,6 +40,7 @@ class Side:
     title: str
     llm: LLM
     request: Request
+    decode: Callable[[list[Request]], Iterator[Request]]
     pieces: list[Piece] = field(default_factory=list)
 
     @property
@@ -46,7 +48,7 @@ class Side:
         return "".join(piece.text for piece in self.pieces)
 
     def run(self) -> None:
-        for _ in self.llm.engine.run([self.request]):
+        for _ in self.decode([self.request]):
             self.pieces += self.request.read()
 
     def status(self) -> str:
@@ -65,11 +67,14 @@ def sides(llm: LLM, ids: list[int], params: dict[str, Any], title: str) -> tuple
     if params["seed"] is None:
         params = params | {"seed": int(torch.randint(2**31, ()))}
 
-    def side(name: str, decoder: LLM) -> Side:
-        decoder.generate(ids, max_new_tokens=min(8, params["max_new_tokens"]))
-        return Side(name, decoder, decoder.requests([ids], **params)[0])
+    def side(name: str, decoder: LLM, decode: Callable[[list[Request]], Iterator[Request]]) -> Side:
+        short = params | {"max_new_tokens": min(8, params["max_new_tokens"])}
+        for _ in decode(decoder.requests([ids], **short)):
+            pass
+        return Side(name, decoder, decoder.requests([ids], **params)[0], decode)
 
-    return side(PLAIN, llm.method("none")), side(title, llm)
+    plain = llm.method("none")
+    return side(PLAIN, plain, plain.engine.run), side(title, llm, llm.run)  # which drafts what a grammar forces, too
 
 
 def compare_runs(llm: LLM, ids: list[int], params: dict[str, Any]) -> dict[str, Any]:

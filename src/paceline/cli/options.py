@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from typer import Option
 
 from paceline.drafters import DRAFTERS
-from paceline.errors import OptionError
+from paceline.errors import OptionError, require
 from paceline.policies import POLICIES
 from paceline.registry import split_method
 
@@ -182,7 +182,8 @@ class Sampling:
         values = asdict(self) | {"stop": tuple(self.stop or ())}
         try:
             if self.json_schema:
-                values["json_schema"] = json.loads(self.json_schema.read_text("utf-8"))
+                values["json_schema"] = schema = json.loads(self.json_schema.read_text("utf-8"))
+                require(isinstance(schema, dict), f"{self.json_schema} is no JSON schema: it must be an object")
             if self.grammar:
                 values["grammar"] = self.grammar.read_text("utf-8")
         except (OSError, ValueError) as error:

@@ -13,6 +13,7 @@ from rich.table import Table
 from typer import Option
 
 from paceline.cli.console import print_json
+from paceline.errors import require
 
 if TYPE_CHECKING:
     from paceline.profiling.trace import Measured, Trace
@@ -41,6 +42,8 @@ def replay(
     found = read_trace(trace)
     names = [name.strip() for name in methods.split(",") if name.strip()] or list(found.header.measured)
     terms = [terms_of("here", found.header.profile, found)]
+    columns = ["here", "method", "measured", *(Path(name).stem for name in profile or ())]
+    require(len(set(columns)) == len(columns), f"profiles need names of their own: {', '.join(columns[3:])}")
     terms += [terms_of(Path(name).stem, load_profile(name), found) for name in profile or ()]
     rows: list[dict[str, Any]] = [{"method": name, "measured": _measured(found, name)} for name in names]
     for under in terms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from paceline.drafting.base import Drafter
     from paceline.targets.cache import KVCache
     from paceline.targets.target import Target
+
+log = logging.getLogger("paceline")
 
 
 class RunningBatch:
@@ -151,22 +154,25 @@ class RunningBatch:
             try:
                 self._read(reading)
             except Exception as error:
-                self._reading, request = None, reading.request
-                request.error, request.finish_reason, request.slot = error, FAILED, NO_ROW
+                self._reading = None
+                _refuse(reading.request, error)
             except BaseException:
                 self.cancel(reading.request)
                 raise
 
     def _next(self) -> Reading | None:
         """The next of those that wait, when there is a row for it."""
-        if not self._waiting or len(self._rows) == self._allocated.batch:
-            return None
-        if self.slots(self._waiting[0], *self._rows) > self._allocated.capacity:
-            return None  # those that came later wait with it
-        request, row = self._waiting.popleft(), len(self._rows)
-        own, taps = self._allocated.rows(row, row + 1), self._taps([request])
-        self._reading = Reading(request, row, own, taps, self.drafter.kept_taps, self.prefixes)
-        return self._reading
+        while self._waiting and (row := len(self._rows)) < self._allocated.batch:
+            if self.slots(self._waiting[0], *self._rows) > self._allocated.capacity:
+                return None  # those that came later wait with it
+            request, own = self._waiting.popleft(), self._allocated.rows(row, row + 1)
+            try:
+                taps = self._taps([request])
+                self._reading = Reading(request, row, own, taps, self.drafter.kept_taps, self.prefixes)
+                return self._reading
+            except Exception as error:
+                _refuse(request, error)
+        return None
 
     def _read(self, reading: Reading) -> None:
         """A chunk of a prompt. Behind the last one the request joins: the prompt's last token is the first round's
@@ -190,27 +196,38 @@ class RunningBatch:
         self._reading = None
 
     def _leave(self, request: Request, whole: bool = True) -> None:
-        """Drop a row, of a round that was a `whole` one; the last row takes its place, whatever goes wrong."""
+        """Drop a row, of a round that was a `whole` one; the last row takes its place."""
         request.stats.seconds = now() - request.joined
+        if self.prefixes:
+            self._keep_text(request, whole)
         try:
-            if self.prefixes and whole:
-                self.prefixes.end(request, self._allocated.rows(request.slot, request.slot + 1))
-            elif self.prefixes:
-                self.prefixes.drop(request)
             self.drafter.end(request)
         finally:
             self._vacate(request)
 
+    def _keep_text(self, request: Request, whole: bool) -> None:
+        assert self.prefixes
+        if whole:
+            try:
+                self.prefixes.end(request, self._allocated.rows(request.slot, request.slot + 1))
+            except Exception:  # of no account to the request
+                log.warning("a text could not be kept for prompts that begin like it", exc_info=True)
+        self.prefixes.drop(request)
+
     def _vacate(self, request: Request) -> None:
-        last = self._rows.pop()
-        if last is not request:
-            self._allocated.move(last.slot, request.slot)
-            self.drafter.move(last.slot, request.slot)
-            last.slot = request.slot
-            self._rows[last.slot] = last
-        request.slot = NO_ROW
+        """Free a row; the last row takes its place."""
+        free, request.slot, last = request.slot, NO_ROW, self._rows.pop()
+        if last is request:
+            return
+        source, last.slot, self._rows[free] = last.slot, free, last
+        self._allocated.move(source, free)
+        self.drafter.move(source, free)
 
     def _taps(self, rows: Sequence[Request]) -> set[int]:
         """What the drafter wants, and the last hidden states where a policy looks at them."""
         last = {self.target.num_layers} if any(row.policy.reads_hidden for row in rows) else set[int]()
         return last.union(self.drafter.taps)
+
+
+def _refuse(request: Request, error: Exception) -> None:
+    request.error, request.finish_reason, request.slot = error, FAILED, NO_ROW

@@ -37,7 +37,7 @@ class TokenBlocks:
         return tokens <= (len(self._free) + self.most - self._taken) * BLOCK
 
     def take_all(self, cache: KVCache) -> None:
-        """Have the system give all of the memory for keys and values of this kind of cache now."""
+        """Have the system give all of the memory for keys and values of this kind of cache, before there are any."""
         self._grow(cache, self.most).zero_()
 
     def _grow(self, cache: KVCache, blocks: int) -> Tensor:
@@ -46,8 +46,8 @@ class TokenBlocks:
         larger = cache.store.new_empty(blocks, layers, two, heads, BLOCK, width)
         if self._keys_values is not None:
             larger[: self._taken] = self._keys_values
-        self._keys_values = larger
-        self._hidden = {tap: _longer(states, blocks) for tap, states in self._hidden.items()}
+        hidden = {tap: _longer(states, blocks) for tap, states in self._hidden.items()}
+        self._keys_values, self._hidden = larger, hidden  # when there is memory for all
         self._free += range(self._taken, blocks)
         self._taken = blocks
         return larger
@@ -57,13 +57,14 @@ class TokenBlocks:
         count = -(-tokens // BLOCK)
         if count > len(self._free):  # twice as many as before: copied seldom
             self._grow(row, min(self.most, max(2 * self._taken, self._taken + count - len(self._free))))
-        blocks, self._free = self._free[:count], self._free[count:]
+        for tap, states in hidden.items():
+            if tap not in self._hidden:
+                self._hidden[tap] = states.new_empty(self._taken, BLOCK, states.shape[1])
         assert self._keys_values is not None
+        blocks, self._free = self._free[:count], self._free[count:]
         for block, start, stop in _spans(blocks, tokens):
             self._keys_values[block, :, :, :, : stop - start] = row.store[:, :, 0, :, start:stop]
             for tap, states in hidden.items():
-                if tap not in self._hidden:
-                    self._hidden[tap] = states.new_empty(self._taken, BLOCK, states.shape[1])
                 self._hidden[tap][block, : stop - start] = states[start:stop]
         return blocks
 

@@ -44,7 +44,7 @@ class Desk:
     def __init__(self, name: str, drafter: Drafter) -> None:
         self.name, self.drafter, self.shared = name, drafter, drafter.shares_cache
         self.seats: list[Seat] = []
-        self.started, self.closed = True, False
+        self.started, self.closed = False, False
 
     def join(self, row: Row, hidden: Hidden) -> None:
         seat = Seat(row, self.shared)
@@ -92,7 +92,7 @@ class Desk:
         """Its requests go on without drafts."""
         log.warning("drafter '%s' failed at %s: its requests are decoded plainly", self.name, what, exc_info=error)
         for seat in self.seats:
-            seat.row.state.pop(self.name, None)  # of one that is leaving it is gone
+            seat.row.state.pop(self.name, None)  # a row that is leaving has none any more
         self.seats, self.closed = [], True
 
 
@@ -126,26 +126,32 @@ class Dispatch(Drafter):
         prediction = Prediction(target)
         self.desks = {name: Desk(name, part) for name, part in {prediction.source: prediction, **drafters}.items()}
         self._rows = 0
+        self._cache: KVCache
 
     # -- rows ------------------------------------------------------------------------------------------------------
     def max_nodes(self, depth: int) -> int:
         return max(desk.drafter.max_nodes(depth) for desk in self.desks.values()) + depth  # that are forced
 
     def start(self, cache: KVCache) -> None:
-        self._rows = 0
+        self._rows, self._cache = 0, cache
         for desk in self.desks.values():
-            desk.seats, desk.closed, desk.started = [], False, True
-            try:
-                desk.drafter.start(cache)
-            except Exception as error:
-                desk.close("its start", error)
-                desk.started = False
+            desk.seats, desk.started = [], False
+            self._open(desk)
+
+    def _open(self, desk: Desk) -> None:
+        """Have its drafter ready, or ready again."""
+        try:
+            if not desk.started:
+                desk.drafter.start(self._cache)
+            desk.started, desk.closed = True, False
+        except Exception as error:
+            desk.close("its start", error)
 
     def begin(self, row: Row, hidden: Hidden) -> None:
         row.state = {}
         if self._rows == 0:
             for desk in self.desks.values():
-                desk.closed = not desk.started
+                self._open(desk)
         wanted = [row.drafter or self.first]
         if self.shares_cache and self.first not in wanted:
             wanted.append(self.first)

@@ -131,12 +131,12 @@ class Lookahead(Drafter):
         window.harvest = window.harvest * FADING + len(path) - 1
         if window.budget:
             window.budget.observe(row.ids[window.length :])
-        later = -len(path)  # each guess is for so many places later than the new root's,
+        shift = -len(path)  # the root moved on by so many places
         if window.nodes:
             self._learn(window, out.logits[window.nodes[-1]].argmax(-1).tolist())
-            later += 1  # and those that have come up a level, for one place further
+            shift += 1  # levels that moved up stand one place further on already
         for guesses in window.levels:
-            guesses.rotate(later)
+            guesses.rotate(shift)
 
     @staticmethod
     def _learn(window: Window, answers: list[int]) -> None:

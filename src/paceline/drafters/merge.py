@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -87,7 +88,8 @@ class Merge(TreeDrafter):
 
     def max_nodes(self, depth: int) -> int:
         merged = self.max_candidates + sum(part.max_nodes(depth) for part in self.whole.values())
-        return max(merged, *(part.max_nodes(depth) for part in self.paid.values()), 0)  # heads' own caches are as large
+        # A head's own cache has as many slots, and holds all nodes that it drafts from.
+        return max([merged, *(part.max_nodes(depth) for part in self.paid.values())])
 
     def start(self, cache: KVCache) -> None:
         for part in self.parts:
@@ -108,6 +110,8 @@ class Merge(TreeDrafter):
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
         if self.auto and not self.whole and self.pause.pauses(together):
+            for row, at in product(rows, self.paid):
+                row.state.memory[at].asked = False
             return trees
         began = now()
         views: dict[int, list[Any]] = {at: [row.state.memory[at] for row in rows] for at in self.whole}

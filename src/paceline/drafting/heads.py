@@ -227,7 +227,7 @@ class TrainedHead(nn.Module):
         if isinstance(head, cls):
             made, folder = head.check(target), None
         else:
-            folder = cls.find(target, **wanted) if head == AUTO else Path(str(head))
+            folder = cls.find(target, **wanted) if head == AUTO else Path(str(head)).expanduser()
             ours = read_public is None or (folder / config_name(cls.kind)).exists()
             foreign = not ours and (folder / "config.json").exists()
             made = read_public(folder, target) if read_public and foreign else cls.load(folder, target)

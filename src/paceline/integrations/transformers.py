@@ -216,9 +216,11 @@ def _says_nothing(name: str, value: Any) -> bool:
 
 
 def _around(model: PreTrainedModel) -> object:
-    """What a call of the model passes through before its layers, and after: forwards that were replaced, and hooks."""
+    """What a call of the model passes through before its layers, and after: forwards that were replaced, and hooks; its
+    type and device.
+    """
     parts = {id(part): part for part in (model, model.base_model)}
-    return [
+    return (model.dtype, model.device), [
         (vars(part).get("forward"), type(part), [*part._forward_hooks], [*part._forward_pre_hooks])
         for part in parts.values()
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.errors import require
 from paceline.policies.thompson import ThompsonSampling
 
+MOST = 1e12  # of what a prior is made of: far beyond it random numbers are none
 LEAST = 1e-2  # of a and b: the printed update can take a below 0, where there is no Beta distribution
 
 
@@ -31,7 +32,8 @@ class BetaTS(ThompsonSampling):
         cost: float | str | None = None,
         literal: bool = False,
     ) -> None:
-        require(a0 > 0 and b0 > 0, f"beta-ts: a0 and b0 must be > 0, not {a0} and {b0}")
+        valid = 0 < a0 <= MOST and 0 < b0 <= MOST
+        require(valid, f"beta-ts: a0 and b0 must be > 0 and at most {MOST:g}, not {a0} and {b0}")
         super().__init__(k_max, cost)
         self.a, self.b, self.literal = a0, b0, literal
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.errors import require
 from paceline.policies.base import Setting
-from paceline.policies.beta_ts import LEAST
+from paceline.policies.beta_ts import LEAST, MOST
 from paceline.policies.online import OnlineLogistic
 from paceline.policies.predictor_file import Trained, find, load, need_hidden
 from paceline.policies.predictors import FeaturePredictor, Predictor
@@ -55,7 +55,8 @@ class CaliTS(ThompsonSampling):
         calibrate: bool = True,
         literal: bool = False,
     ) -> None:
-        require(sigma_m > 0 and sigma_s > 0, f"cali-ts: sigma_m and sigma_s must be > 0, not {sigma_m} and {sigma_s}")
+        valid = 0 < sigma_m <= MOST and 0 < sigma_s <= MOST
+        require(valid, f"cali-ts: sigma_m and sigma_s must be > 0 and at most {MOST:g}, not {sigma_m} and {sigma_s}")
         require(0 <= theta0 <= 1, f"cali-ts: theta0 must lie in [0, 1], not {theta0}")
         super().__init__(k_max, cost)
         self.learn, self.theta0, self.literal = learn, theta0, literal

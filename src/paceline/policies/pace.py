@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log, log1p, sqrt
+from math import isfinite, log, log1p, sqrt
 from random import Random
 
 from jaxtyping import Float
@@ -79,6 +79,9 @@ class Pace(StoppingPolicy):
             self._reached *= self._chance(ahead)
             return True
         sure = sureness(q)
+        if not (isfinite(sure.top) and isfinite(sure.entropy)):  # nothing that could be learned from
+            self._stopped = True
+            return False
         top = min(max(sure.top, SURE), 1 - SURE)
         self._last = log(top) - log1p(-top)
         features = [*ahead[:-1], self._last, sure.entropy]

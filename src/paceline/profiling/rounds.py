@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice
@@ -19,6 +20,8 @@ from paceline.targets.identity import model_key
 
 if TYPE_CHECKING:
     from paceline.drafting.base import Drafter
+
+log = logging.getLogger("paceline")
 
 DRAFTED, ROUNDS = (0, 1, 2, 4), 6  # tokens of the rounds by which drafting is measured, and rounds of each
 
@@ -73,6 +76,17 @@ def pass_cost(drafter: Drafter) -> Callable[[int], float]:
 def round_seconds(drafter: Drafter) -> Costs:
     """Seconds of a round by what it drafts and verifies, batch 1. Drafters without a model draft in no time."""
     return known_costs(drafter) or set_costs(drafter, _round_seconds(drafter))
+
+
+def measure_drafting(drafter: Drafter) -> None:
+    """Measure now what rounds take, where that needs the drafter for itself: later, others may decode with it. What
+    cannot be measured is left to those who ask for it.
+    """
+    if isinstance(drafter, AutoregressiveDrafter):
+        try:
+            pass_cost(drafter)
+        except Exception as error:
+            log.warning("what drafting with %s takes could not be measured: %s", drafter.source, error)
 
 
 def _round_seconds(drafter: Drafter) -> Costs:

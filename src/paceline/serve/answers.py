@@ -31,7 +31,7 @@ class AnswerChoice:
         self.text, self.tokens = "", 0  # so far
         self.offset = 0  # of the next token in the text, part of which may be held back
 
-    def delta(self, news: News, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def delta(self, news: News, text_of: TokenTexts) -> dict[str, Any]:
         """What is new of it, as a choice of a stream's chunk."""
         text = "".join(piece.text for piece in news.pieces)
         calls: list[dict[str, Any]] = []
@@ -48,14 +48,14 @@ class AnswerChoice:
         choice["logprobs"] = None
         if self.logprobs:
             if self.chat:
-                choice["logprobs"] = chat_logprobs(tokenizer, news.tokens, news.logprobs)
+                choice["logprobs"] = chat_logprobs(text_of, news.tokens, news.logprobs)
             else:
-                choice["logprobs"] = completion_logprobs(tokenizer, news.tokens, news.logprobs, self.offset)
+                choice["logprobs"] = completion_logprobs(text_of, news.tokens, news.logprobs, self.offset)
                 self.offset += sum(map(len, choice["logprobs"]["tokens"]))
         reason = REASONS.get(news.finish_reason or "")
         choice["finish_reason"] = "tool_calls" if calls and reason == "stop" else reason  # else it may be cut in one
         if self.trace:
-            choice["paceline"] = traced(news, tokenizer)
+            choice["paceline"] = traced(news, text_of)
         return choice
 
     def whole(self, deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -86,11 +86,7 @@ class TokenTexts:
         return str(self._tokenizer.decode([*self._before, token]))[self._known :]
 
 
-def chat_logprobs(
-    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], logprobs: Sequence[Logprob]
-) -> dict[str, Any]:
-    text_of = TokenTexts(tokenizer)
-
+def chat_logprobs(text_of: TokenTexts, tokens: Sequence[int], logprobs: Sequence[Logprob]) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
         text = text_of(token)
         whole = "\ufffd" not in text  # a token may be part of a character
@@ -105,9 +101,8 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], logprobs: Sequence[Logprob], offset: int
+    text_of: TokenTexts, tokens: Sequence[int], logprobs: Sequence[Logprob], offset: int
 ) -> dict[str, Any]:
-    text_of = TokenTexts(tokenizer)
     texts = [text_of(token) for token in tokens]
     return {
         "tokens": texts,
@@ -117,7 +112,7 @@ def completion_logprobs(
     }
 
 
-def traced(news: News, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def traced(news: News, text_of: TokenTexts) -> dict[str, Any]:
     """Who proposed what, and what the round was: for those who ask, and the page."""
     trace: dict[str, Any] = {
         "tokens": news.tokens,
@@ -127,10 +122,7 @@ def traced(news: News, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     }
     if news.record and news.tree and news.tokens:
         nodes = zip(news.tree.tokens, news.tree.parents, news.tree.sources, strict=True)
-        tree = [
-            {"text": str(tokenizer.decode([token])), "parent": parent, "source": source}
-            for token, parent, source in nodes
-        ]
+        tree = [{"text": text_of(token), "parent": parent, "source": source} for token, parent, source in nodes]
         record = news.record
         trace["rounds"] = [
             {

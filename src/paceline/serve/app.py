@@ -144,7 +144,7 @@ class Service:
         left = len(choices)
         while left:
             news = await self._event(job)
-            deltas[news.choice].append(choices[news.choice].delta(news, self.desk.tokenizer))
+            deltas[news.choice].append(choices[news.choice].delta(news, self.desk.token_texts))
             left -= news.finish_reason is not None
         answer = envelope("chat.completion" if chat else "text_completion", name, self.model)
         answer["choices"] = [choice.whole(deltas[choice.index]) for choice in choices]
@@ -157,7 +157,7 @@ class Service:
         head = envelope("chat.completion.chunk" if chat else "text_completion", name, self.model)
         try:
             while True:
-                delta = choices[news.choice].delta(news, self.desk.tokenizer)
+                delta = choices[news.choice].delta(news, self.desk.token_texts)
                 if chat and news.choice not in began:
                     delta["delta"] = {"role": "assistant"} | delta["delta"]
                     began.add(news.choice)

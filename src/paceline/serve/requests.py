@@ -11,6 +11,7 @@ from paceline.api import LLM
 from paceline.decoding.sampling import SamplingParams
 from paceline.errors import ContextOverflow, OptionError, require
 from paceline.policies import POLICIES
+from paceline.serve.answers import TokenTexts
 from paceline.serve.protocol import CompletionRequest
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.serve.protocol import ChatRequest, Common, Message, MethodChoice
 
 PLAIN = "fixed:k=0"
-LONGEST = 32  # tokens that any request may have drafted a round, and more where a default policy does
+MOST_DRAFTED = 32  # tokens a round that any request's policy may draft; more where a drafter's own one does
 
 
 class FrontDesk:
@@ -33,8 +34,9 @@ class FrontDesk:
     def __init__(self, llms: Mapping[str, LLM], context: int) -> None:
         self.llms, self.context = dict(llms), context
         self.default = next(iter(llms))
-        self.most_drafted = max(LONGEST, *(llm.new_policy().limit for llm in llms.values()))
+        self.most_drafted = max(MOST_DRAFTED, *(llm.new_policy().limit for llm in llms.values()))
         self.tokenizer: PreTrainedTokenizerBase = copy.deepcopy(llms[self.default].tokenizer)
+        self.token_texts = TokenTexts(self.tokenizer)
         self._lock = threading.Lock()
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -94,7 +96,7 @@ class FrontDesk:
                     for request in made[-body.n :]:
                         assert request.text
                         request.text.continues(prompt)
-            longest = max(request.policy.limit for request in made)
+            longest = max((request.policy.limit for request in made), default=0)
             require(
                 longest <= self.most_drafted,
                 f"paceline.policy: drafts up to {longest} tokens a round; here {self.most_drafted} at most",
@@ -119,7 +121,6 @@ class FrontDesk:
             policy = POLICIES.parse(PLAIN)
         elif asked.policy:
             policy = POLICIES.parse(asked.policy)
-            texts = [key for key, value in policy.options.items() if isinstance(value, str) and value != "auto"]
-            require(not texts, f"paceline.policy: {', '.join(texts)} cannot be set from a request")
+            policy.check_remote("paceline.policy: ")
         changed = (policy, verifier) != (llm.policy, llm.verifier)
         return name, LLM(llm.target, llm.drafter, policy, verifier) if changed else llm

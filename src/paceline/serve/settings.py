@@ -43,5 +43,6 @@ class Settings:
         require(self.rows >= 1, f"rows must be at least 1, not {self.rows}")
         for name in ("context", "queue", "keep"):
             require(getattr(self, name) >= 0, f"{name} must not be below 0")
+        require(all(key.strip() for key in self.keys), "an API key must not be empty")
         for name in ("timeout", "drain", "body"):
             require(getattr(self, name) > 0, f"{name} must be above 0")

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.decoding.engine import Engine
 from paceline.decoding.prefixes import PrefixStore
 from paceline.drafters.dispatch import Dispatch
-from paceline.drafting.autoregressive import AutoregressiveDrafter
 from paceline.errors import OptionError, PacelineError
-from paceline.profiling.rounds import pass_cost
+from paceline.profiling.rounds import measure_drafting
 from paceline.serve.memory import Trimmer
 
 if TYPE_CHECKING:
@@ -132,10 +131,9 @@ class Worker:
 
     # -- from other threads ----------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Begin to work, with all the memory that it takes, and knowing what rounds cost: none is missing later."""
+        """Begin to work, with all the memory that it takes, so that none is missing later."""
         for llm in self.llms.values():
-            if isinstance(llm.drafter, AutoregressiveDrafter):
-                pass_cost(llm.drafter)  # which cannot be measured while others decode
+            measure_drafting(llm.drafter)
         self.engine.touch()
         self._thread.start()
 
@@ -202,7 +200,7 @@ class Worker:
             work(*given)
         except Exception as error:
             log.exception("the engine failed")
-            for job in list(self._jobs):
+            for job in dict.fromkeys([*given, *self._jobs]):
                 job.tell(RoundFailed(f"the engine failed: {type(error).__name__}"))
                 with suppress(Exception):
                     self._give_up(job)
@@ -237,7 +235,7 @@ class Worker:
         began = time.perf_counter()
         try:
             self.engine.step()
-        except Exception as error:  # all that took part have ended; if none did, none can
+        except Exception as error:  # all that took part have ended; if none has, the engine cannot go on
             log.exception("a round failed")
             failure = RoundFailed(f"a round failed: {type(error).__name__}")
             ended = [job for job in self._jobs if any(request.finish_reason for request in job.told)]

@@ -156,6 +156,8 @@ class LearnedCosts(Costs):
         self._observed += 1
         since = next(each for most, each in LEARNED_FROM if self._observed <= most)
         base = seconds - self._further(width, slots, rows)
+        if (widest := int(self.widths[-1])) < width:  # what the straight line from there on says of the last width
+            width, base = widest, base * self(widest) / self(width)
         if self._observed % since == 0 and base > 0:
             self._learn(width, base, since)
 

@@ -31,6 +31,9 @@ STORED = ("llama", "qwen2", "qwen3")
 # llama-vocab.cpp). transformers 5.23 knows only the pattern and splits "\n\n1." into tokens the model never saw.
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
 
+#: Control tokens that end a turn, for files that do not state it.
+TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"}
+
 
 def convert(
     gguf: Path, out: Path, name: str, step: Callable[[int], None], without: Collection[str] = ()
@@ -59,6 +62,7 @@ def convert(
             raise UnsupportedModel(f"{name} has no tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(**where)
         _correct(tokenizer, config, reader)
+        ends = _ends(tokenizer, config, reader)
         step(2)
         field = reader.get_field("general.architecture")
         weightless = field is not None and field.contents() in without
@@ -68,6 +72,8 @@ def convert(
         else:
             how = GgufConfig(gguf.name, dequantize=True)
             model = read_weights(name, **where, config=config, dtype=torch.float32, quantization_config=how)
+        if len(ends) > 1:
+            model.config.eos_token_id = model.generation_config.eos_token_id = ends
     step(3)
     with quiet():
         tokenizer.save_pretrained(out)
@@ -91,6 +97,17 @@ def _correct(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, reade
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
+
+
+def _ends(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, reader: GGUFReader) -> list[int]:
+    """Tokens that end an answer, as llama.cpp has them: transformers' conversion knows the end of a text only, and many
+    chat models end a turn with another token.
+    """
+    fields = [reader.get_field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    ends = {int(field.contents()) for field in fields if field is not None}
+    ends |= {token for text, token in tokenizer.get_added_vocab().items() if text in TURN_ENDS}
+    stated = config.eos_token_id
+    return sorted(ends | set(stated if isinstance(stated, list) else [stated] if stated is not None else []))
 
 
 @contextlib.contextmanager

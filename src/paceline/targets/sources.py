@@ -62,6 +62,12 @@ class ModelSource:
     local: bool = True
     gguf: Path | None = None  # the quantised file that the folder was made of
     revision: str | None = None
+    hub: bool = False  # `name` is an id on the hub, though the files may be in its cache
+
+    @property
+    def key(self) -> str:
+        """By which heads, matrices and profiles of the model are known: the same with and without network."""
+        return self.name if self.hub else self.location
 
 
 def resolve(
@@ -143,7 +149,7 @@ def load_model(
 
     def attempt(verify: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         source = resolve(name, progress=progress, revision=revision, verify=verify)
-        return load(
+        model, tokenizer = load(
             source.location,
             source.name,
             dtype=kind,
@@ -153,6 +159,10 @@ def load_model(
             bars=progress and not source.local,
             how=how,
         )
+        if source.hub:
+            for config in (model.config, model.config.get_text_config()):
+                config.name_or_path = source.key  # not the folder of the hub's cache that it may come from
+        return model, tokenizer
 
     try:
         model, tokenizer = attempt(verify=False)
@@ -174,7 +184,8 @@ def _hub(name: str, revision: str | None) -> ModelSource:
         if "/" in name:
             raise
         raise UnknownModel(f"{name!r} is neither a named model nor a folder{hint} ({error})") from error
-    return ModelSource(name, location, local=location != name, revision=revision if location == name else None)
+    cached = location != name
+    return ModelSource(name, location, local=cached, revision=None if cached else revision, hub=True)
 
 
 def _folder(name: str, path: Path, wanted: _Wanted) -> ModelSource:

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from paceline.errors import DiskFull, ModelError
 from paceline.files import is_full
 
-FORMAT = 1
+FORMAT = 2  # 1: of a GGUF file's ends of output only one was taken over
 MANIFEST = "paceline.json"
 _SMALL = 16 << 20  # bytes; tokenizer and configs are below, weights above
 
@@ -65,7 +65,7 @@ def entry(key: str, build: Build, *, verify: bool = False, holding: str = "") ->
     if folder.is_dir() and fault(folder, full=verify, holding=holding) is None:
         return folder
     if folder.is_dir() and not os.access(folder.parent, os.W_OK):
-        return _made_aside(folder, build)
+        return _made_aside(folder, build, holding)
     with disk_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / f".{key}.lock", key):
@@ -148,9 +148,9 @@ def _replace(folder: Path, build: Build) -> None:
             _remove(leftover)
 
 
-def _made_aside(folder: Path, build: Build) -> Path:
-    """Build into a folder that goes when the process does."""
-    if folder not in _aside:
+def _made_aside(folder: Path, build: Build, holding: str) -> Path:
+    """Build into a folder that goes when the process does; anew where it has no file whose name ends in `holding`."""
+    if folder not in _aside or not any(_aside[folder].glob(f"*{holding}")):
         log.warning("%s cannot be written to: preparing %s for this run alone.", folder.parent, folder.name)
         temporary = Path(tempfile.mkdtemp(prefix="paceline-"))
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)

@@ -212,12 +212,12 @@ def _in_tiles(source: ModelSource | None) -> bool:
 
 
 def _made_from(folder: str) -> dict[str, Any] | None:
-    """What packed weights of this folder depend on; None where there is no native tier."""
+    """What packed weights of this folder depend on; None where there is no native tier, or files come and go."""
     try:
         from paceline.targets.native.start import made_from
 
         return made_from(folder)
-    except NativeUnavailable:
+    except (NativeUnavailable, OSError):
         return None
 
 

@@ -76,6 +76,8 @@ def data(
 
     if text_share is not None and not text:
         raise OptionError("--text-share needs --text")
+    if show and as_json:
+        raise OptionError("--json prints one JSON object: leave out --show")
     config = DistillConfig(
         greedy_tokens=greedy_tokens,
         temperature=temperature,

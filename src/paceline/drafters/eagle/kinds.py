@@ -31,7 +31,7 @@ def take_eagle(
     elif head == AUTO:
         kind, head = find_eagle(target, layers)
     else:
-        head = Path(head)
+        head = Path(head).expanduser()
         kind = kind_in(head)
     if issubclass(kind, Eagle3Head):
         return Eagle3Head.take(head, target, read_eagle3, layers=layers)  # type: ignore[arg-type]

@@ -115,7 +115,7 @@ def build_for(model: str, corpus: Sequence[Path], out: Path | None = None, *, pr
     """
     tokenizer, source = tokenizer_of(model, progress)
     with bars(progress) as stage:
-        return build(tokenizer, corpus, out or datastore_folder(source.location), model=model, stage=stage)
+        return build(tokenizer, corpus, out or datastore_folder(source.key), model=model, stage=stage)
 
 
 def datastore_folder(model: str) -> Path:
@@ -164,6 +164,7 @@ def _fault(found: Datastore, vocab_size: int) -> str | None:
         return "arrays of the wrong shape or type"
     if suffixes.dtype != np.uint32 or len(tokens) == 0 or suffixes.max() >= len(tokens):
         return "a suffix outside the text"
-    if tokens.max() > vocab or vocab > vocab_size:
+    most = tokens.max(where=tokens != vocab, initial=0)  # `vocab` stands between texts; tokenizers may have more ids
+    if tokens.max() > vocab or most >= vocab_size:
         return "a token outside the vocabulary"
     return None

@@ -125,7 +125,7 @@ def build_for(
     """
     tokenizer, source = tokenizer_of(model, progress)
     with bars(progress) as stage:
-        return build(tokenizer, corpus, out or matrix_folder(source.location), model=model, stage=stage, **options)
+        return build(tokenizer, corpus, out or matrix_folder(source.key), model=model, stage=stage, **options)
 
 
 def automatic(tokens: int) -> int:

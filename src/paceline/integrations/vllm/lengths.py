@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.drafting.lookup import Candidates
 
 #: Tokens of a step at which costs are kept: all that vLLM verifies in one.
-WIDTHS = sorted({round(2 ** (half / 2)) for half in range(25)})
+WIDTHS = sorted({round(2 ** (half / 2)) for half in range(33)})
 SLOPE = 0.03  # of the time of a step over one token, that one more is thought to cost before any was seen
 GUESSED = 1.0  # standard deviation of that, in logarithms
 FURTHER = 2.0  # a step has at most so many times the tokens of the widest one before it, where it may have any number

@@ -41,6 +41,7 @@ class Rounds:
         self.rows: ContentRows | NamedRows = ContentRows()
         self.lengths = Lengths(settings.most, settings.mode)
         self._calibration = Calibration()
+        self._before: dict[type, StoppingPolicy] = {}  # see `Setting.before`
         self._step, self._ended, self._count = 0, 0.0, 1
         self._logged: set[str] = set()
         self._policy(source.policy)  # an unknown one is an error now
@@ -80,12 +81,12 @@ class Rounds:
 
     # -- requests --------------------------------------------------------------------------------------------------
     def _begin(self, ids: list[int], extra: dict[str, Any]) -> VLLMRow:
-        asked = str(extra.get(OPTION, self.source.policy))
         try:
-            policy = self._policy(asked)
-        except PacelineError as error:
+            policy = self._policy(str(extra[OPTION]), remote=True) if OPTION in extra else None
+        except Exception as error:
             self.log_once(f"a request's {OPTION} is left out", error)
-            policy = self._policy(self.source.policy)
+            policy = None
+        policy = policy or self._policy(self.source.policy)
         try:
             memory = self.source.lookup.begin(ids)
         except Exception as error:
@@ -93,15 +94,17 @@ class Rounds:
             memory, policy = None, self._policy(OFF)
         return new_row(ids, memory, policy, self._calibration)
 
-    def _policy(self, text: str) -> StoppingPolicy:
-        policy = new_policy(text)
+    def _policy(self, text: str, remote: bool = False) -> StoppingPolicy:
+        """For one request; `remote`: as that asks for it."""
+        policy = new_policy(text, remote)
         if policy.reads_costs and not self.settings.timed:
             raise PacelineError(f"policy '{text}' reads measured costs, on which ranks of external_launcher differ")
 
         def cost(drafted: int) -> float:
             return self.lengths.relative(self._count, drafted)
 
-        policy.check(Setting("", self.source.lookup.source, None, None, cost=cost, pass_cost=cost))
+        here = Setting("", self.source.lookup.source, None, None, cost=cost, pass_cost=cost, before=self._before)
+        policy.check(here)
         policy.seed(0)
         return policy
 

@@ -128,6 +128,8 @@ class NamedRows:
             if row is None or len(row.ids) >= lengths[at]:
                 extra = getattr(self._runner.requests[name].sampling_params, "extra_args", None) or {}
                 row = self._rows[name] = begin(tokens[at, : lengths[at] - len(ids)].tolist(), extra)
+            if len(row.ids) < lengths[at] - len(ids):
+                row.step = -1  # what it drafted last was steps ago
             row.ids += tokens[at, len(row.ids) : lengths[at]].tolist()
             found.append(row)
         return found
@@ -152,7 +154,7 @@ def fingerprints(
     """Hashes of each row's first `lengths` tokens: without the last `news` of them, and with them."""
     befores, afters = np.zeros(news.size, np.uint64), np.zeros(news.size, np.uint64)
     for row in range(news.size):
-        hashed = np.uint64(0)
+        hashed = _PRIME  # so that tokens of id 0 count as well
         for at in range(lengths[row]):
             if at == lengths[row] - news[row]:
                 befores[row] = hashed

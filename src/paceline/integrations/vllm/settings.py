@@ -90,6 +90,8 @@ def source_of(method: str, owner: Any) -> ProposalSource:
 
 def lookup_of(drafter: Drafter, name: str) -> DraftSource:
     """What a drafter proposes from. Raises OptionError where that is not token ids alone."""
+    kept = getattr(drafter, "shared", None) is not None
+    require(not kept, f"'{name}' keeps the texts of requests that ended, and vLLM does not tell when they do")
     if isinstance(drafter, LookupDrafter):
         return drafter.lookup
     if drafter.parts:
@@ -100,9 +102,12 @@ def lookup_of(drafter: Drafter, name: str) -> DraftSource:
     )
 
 
-def new_policy(text: str) -> StoppingPolicy:
-    """A policy by name and options. Raises OptionError for unknown ones."""
-    policy: StoppingPolicy = POLICIES.parse(text).build()
+def new_policy(text: str, remote: bool = False) -> StoppingPolicy:
+    """A policy by name and options. Raises OptionError for unknown ones, and for those that no client may set."""
+    spec = POLICIES.parse(text)
+    if remote:
+        spec.check_remote()
+    policy: StoppingPolicy = spec.build()
     return policy
 
 

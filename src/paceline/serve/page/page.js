@@ -31,18 +31,19 @@ function legend() {
 }
 
 // -- lanes -----------------------------------------------------------------------------------------------------------
-function addLane(name, first) {
+function addLane(name, leads) {
   const speed = make("span", { className: "speed" });
   const text = make("p", { ariaLive: "off" });
   const lane = make("div", { className: "lane" }, make("h3", {}, name, speed), text);
   at("lanes").append(lane);
   let tokens = 0;
   let start = null;
+  let first = 0; // tokens that came before the clock starts
   return ({ ms, choice }) => {
     const told = choice.paceline;
     if (!told) return;
-    start ??= ms; // the prompt's time is not the method's
-    for (const round of told.rounds) if (first) addRound(round);
+    if (start === null) [start, first] = [ms, told.tokens.length]; // the prompt's time is not the method's
+    for (const round of told.rounds) if (leads) addRound(round);
     const refused = told.rounds.flatMap(refusedOf);
     for (const piece of told.pieces) {
       const span = make("span", { className: `token ${colour(piece.source)}`, textContent: piece.text });
@@ -51,7 +52,7 @@ function addLane(name, first) {
     }
     tokens += told.tokens.length;
     const seconds = (ms - start) / 1000;
-    speed.textContent = seconds > 0 ? `${tokens} tokens · ${((tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
+    speed.textContent = seconds > 0 ? `${tokens} tokens · ${((tokens - first) / seconds).toFixed(1)} tokens/s` : "";
   };
 }
 
@@ -153,6 +154,13 @@ function reset(names) {
   return names.map((name, index) => addLane(name, index === 0));
 }
 
+/** Ends what runs, and begins what can be stopped by its signal. */
+function begin() {
+  running?.abort();
+  running = new AbortController();
+  return running;
+}
+
 async function generate() {
   const method = at("drafter").value;
   const body = {
@@ -166,16 +174,17 @@ async function generate() {
   if (at("race").checked) lanes.push({ name: "plain decoding", options: { speculate: false, trace: true } });
   trace = { format: "paceline-trace-1", prompt: at("prompt").value, lanes: lanes.map(({ name }) => ({ name, events: [] })) };
   const show = reset(lanes.map(({ name }) => name));
-  running = new AbortController();
+  const [own, kept] = [begin(), trace];
   busy(true);
   try {
     // One after the other: side by side they would slow each other down.
     for (const [index, lane] of lanes.entries()) {
       const began = performance.now();
-      for await (const chunk of events({ ...body, paceline: lane.options }, running.signal)) {
+      for await (const chunk of events({ ...body, paceline: lane.options }, own.signal)) {
+        if (own.signal.aborted) return;
         for (const choice of chunk.choices) {
           const event = { ms: performance.now() - began, choice };
-          trace.lanes[index].events.push(event);
+          kept.lanes[index].events.push(event);
           show[index](event);
         }
       }
@@ -183,7 +192,7 @@ async function generate() {
   } catch (error) {
     if (error.name !== "AbortError") at("error").textContent = error.message;
   } finally {
-    busy(false);
+    if (running === own) busy(false);
   }
 }
 
@@ -202,8 +211,7 @@ function save() {
 }
 
 async function replay(file) {
-  running = new AbortController();
-  const { signal } = running;
+  const own = begin();
   try {
     const read = JSON.parse(await file.text());
     if (read.format !== "paceline-trace-1" || !read.lanes) throw new Error("this file is no trace of paceline");
@@ -215,7 +223,7 @@ async function replay(file) {
       let now = 0;
       for (const event of lane.events) {
         await new Promise((then) => setTimeout(then, event.ms - now));
-        if (signal.aborted) break;
+        if (own.signal.aborted) return;
         now = event.ms;
         show[index](event);
       }
@@ -223,7 +231,7 @@ async function replay(file) {
   } catch (error) {
     at("error").textContent = error.message;
   } finally {
-    busy(false);
+    if (running === own) busy(false);
   }
 }
 

@@ -43,7 +43,10 @@ INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
 ALL = "all"
 # What compilers say where memory or room was missing, which may be there next time.
 NO_MEMORY = (
-    *("Killed signal terminated program", "out of memory", "virtual memory exhausted", "Cannot allocate memory"),
+    "Killed signal terminated program",
+    "out of memory",
+    "virtual memory exhausted",
+    "Cannot allocate memory",
     "Resource temporarily unavailable",
 )
 NO_ROOM = ("No space left", "Disk quota exceeded")

@@ -183,10 +183,10 @@ def _study(seed: int, about: dict[str, Any], layers: int, journal: Path | None, 
     for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):  # a search was killed while it ran
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.WAITING)
-    known = [trial.params or trial.system_attrs.get("fixed_params") for trial in study.get_trials(states=states)]
+    tried = [trial.params or trial.system_attrs.get("fixed_params") for trial in study.get_trials(states=states)]
     for kinds, shares in EVEN.items():
         for share in shares:
-            if (even := _params(SkipSet.even(layers, share), kinds)) not in known:
+            if (even := _params(SkipSet.even(layers, share), kinds)) not in tried:
                 study.enqueue_trial(even)
     return study
 
