@@ -39,3 +39,13 @@ def test_transformers_streams(clock: SimpleNamespace, rows: int, pieces: list[tu
     streamer.end()
     first = pieces[0][-1] if len(pieces[0]) == 2 else 1
     assert arrivals.latency(0, 3) == Latency(1.0, len(pieces) - 1.0, 3 - first)
+
+
+def test_rows_of_a_batch_end_at_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals = Arrivals()
+    times = iter(range(1, 129))
+    monkeypatch.setattr(Arrivals, "seconds", property(lambda self: float(next(times))))
+    for tokens in range(1, 129):
+        arrivals.note(0, tokens)
+    assert arrivals.latency(0, 10) == Latency(1.0, 9.0, 9)
+    assert arrivals.latency(0, 128) == Latency(1.0, 127.0, 127)

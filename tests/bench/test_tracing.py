@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.tracing import TimedPass, _choosing, _share
+from paceline.api import LLM
+from paceline.bench.tracing import TimedPass, _choosing, _profile, _share
+from paceline.drafters.none import NoDrafter
+from paceline.policies import POLICIES
 from paceline.profiling.trace import Source
+from paceline.targets import as_target
+from paceline.targets.cost_model import Costs
+from paceline.targets.costs import set_costs
+from tiny import small_llama
 
 
 def test_the_share_of_a_pass_that_is_left() -> None:
@@ -27,3 +34,10 @@ def test_what_choosing_takes() -> None:
     assert _choosing([*refused, *never], [head], 0.25) == pytest.approx(0.5 + 0.5)
     assert _choosing(never, [head], 0.25) == pytest.approx(0.5)
     assert _choosing([TimedPass(1, 10, 5.0, 0.375, 0.0)] * 12, [look_up, head], 0.25) == pytest.approx(0.25)
+
+
+def test_a_run_of_few_passes_has_a_profile_all_the_same() -> None:
+    target = as_target(small_llama())
+    set_costs(target, Costs({1: 0.25, 4: 0.5}))
+    found = _profile([TimedPass(1, 10, 1.0, 0.0, 0.0)] * 5, LLM(target, NoDrafter(target), POLICIES.parse("fixed")))
+    assert found["passes"][1] == {"median": 0.25}

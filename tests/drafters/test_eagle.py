@@ -210,10 +210,10 @@ def test_levels_that_cost_too_much(price: float, levels: set[int], monkeypatch: 
     grown: list[int] = []
     chosen = Eagle._chosen
 
-    def noted(self: Eagle, row: Row, tree: DynamicTree, rows: int) -> TokenTree:
+    def noted(self: Eagle, rows: Sequence[Row], trees: Sequence[TokenTree], seconds: float) -> list[TokenTree]:
         self._seconds = price
-        grown.append(tree.expanded.depth + 1)
-        return chosen(self, row, tree, rows)
+        grown.append(self.forwards)
+        return chosen(self, rows, trees, seconds)
 
     monkeypatch.setattr(Eagle, "_chosen", noted)
     drafter = Eagle(target, head=noisy(model), tree=2)

@@ -19,6 +19,7 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import CheckpointMismatch, DiskFull, OptionError
 from paceline.targets import as_target, load_target
 from tiny import byte_tokenizer, small_llama
+from tiny_families import tiny
 from told import told
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12], [100, 3, 200, 4, 50, 0, 1, 2]])
@@ -127,3 +128,17 @@ def test_command(tiny_model_dir: Path, tmp_path: Path, cache_dir: Path, capsys: 
     capsys.readouterr()
     assert main([*command, "--dtype", "bfloat16"]) == 1
     assert "not empty" in capsys.readouterr().err
+
+
+@torch.no_grad()
+def test_the_same_logits_where_layers_differ(tmp_path: Path) -> None:
+    """A head's layers are of the first layer's kind, whatever the target's next one is."""
+
+    def make() -> PreTrainedModel:
+        types = ["sliding_attention", "full_attention", "sliding_attention"]
+        return tiny("gemma3", vocab_size=257, layer_types=types).double()
+
+    head, draft = exported(make, tmp_path / "draft")
+    assert draft.config.layer_types == ["sliding_attention"] * 2
+    entering = make()(IDS, output_hidden_states=True).hidden_states[1]
+    torch.testing.assert_close(draft(IDS).logits, head(entering), rtol=0, atol=1e-9)

@@ -131,6 +131,17 @@ def test_whole_trees_are_told_of_all_accepted_tokens(
     assert sampled.told == [("own", tokens, own, logits)]
 
 
+@pytest.mark.parametrize(("path", "own"), [([0, 2], 1), ([0, 1, 4], 1), ([0, 5], 0)])
+def test_policies_of_whole_trees_are_told_of_their_own_tokens(
+    path: list[int], own: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled, told = Sampled([(1, 0), (1, 0), (6, 1)], replacement=False), list[tuple[int, int]]()
+    merge, made, tree = draft([Paths("a", A), sampled], 3)
+    monkeypatch.setattr(Fixed, "observe", lambda self, drafted, accepted: told.append((drafted, accepted)))
+    merge.observe(made, tree, path, PassOutput(torch.arange(6.0)[:, None], {}))
+    assert told == [(2, own)]
+
+
 def test_trees_that_do_not_go_together() -> None:
     other = Sampled([(1, 0)])
     assert draft([other, Sampled([(2, 0)])])[2].tokens == [0, 1, 2]

@@ -132,3 +132,23 @@ def test_a_seeds_sample_depends_on_no_earlier_request(
     list(llm.engine.run([first]))
     second.policy.more(0)
     assert (second.policy.ahead.mean == first.policy.ahead.mean) == follows
+
+
+def test_measuring_teaches_nothing() -> None:
+    """Its text is none that anybody would write."""
+    model = small_llama()
+    drafter = Medusa(as_target(model), head=MedusaHead.from_target(model, heads=2), tree="dynamic")
+    round_cost(drafter)
+    assert drafter.calibration.kept() == []
+
+
+def test_costs_of_a_batch(target: BlockTarget) -> None:
+    """A further token of each of eight requests makes the pass wider by eight."""
+    drafter = LayerSkip(target)
+    set_costs(drafter, Costs({0: 0.010, 1: 0.012, 4: 0.018}))
+    alone = pass_cost(drafter)(1)
+    drafter.sharing = 8
+    passes = Costs({1: 0.010, 5: 0.014, 16: 0.1})
+    assert alone == pytest.approx(1.1)
+    assert pass_cost(drafter)(1) == pytest.approx(1 + (passes(16) - passes(8)) / passes(8))
+    assert round_cost(drafter)(1) == pytest.approx((0.001 + passes(16)) / passes(8))

@@ -17,6 +17,8 @@ import paceline
 from helpers import one_thread  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
+from paceline.drafters.dispatch import Dispatch
+from paceline.drafters.layer_skip.drafter import LayerSkip
 from paceline.drafters.none import NoDrafter
 from paceline.drafting.budget import Budget
 from paceline.drafting.tree import TokenTree
@@ -282,6 +284,31 @@ def test_engines_tell_what_passes_and_rounds_take(monkeypatch: pytest.MonkeyPatc
     while not engine.idle:
         engine.step()
     assert ("passes", 1, 3.0) in seen
+    seen.clear()
+    shared = Engine(target, Dispatch(target, {"none": drafter}))
+    shared.add(Request([5, 6, 7], limit=2, policy=Fixed()))
+    shared.step()
+    assert ("rounds", 0, None) in seen
+
+
+def test_a_forward_without_a_token_is_no_plain_round() -> None:
+    """The policy leaves the token out, and the round took longer than its length says."""
+
+    class Drops(Fixed):
+        def keep(self, *given: object) -> bool:
+            return False
+
+    class Counted(Costs):
+        told = 0
+
+        def observe(self, width: int, *given: object, **more: object) -> None:
+            self.told += 1
+
+    drafter = LayerSkip(as_target(small_llama()))
+    costs = Counted({0: 1.0, 4: 2.0})
+    set_costs(drafter, costs)
+    [*_] = Engine(drafter.target, drafter).run([Request([5, 6, 7], limit=6, policy=Drops(k=4))])
+    assert costs.told <= 1  # the last round has no room for a draft
 
 
 def test_what_is_wider_than_all_widths_is_not_learned_as_the_widest() -> None:
@@ -292,3 +319,22 @@ def test_what_is_wider_than_all_widths_is_not_learned_as_the_widest() -> None:
             costs.observe(drafted, 1 + 0.15 * drafted)
     assert costs(4) == pytest.approx(1.6, rel=0.1)
     assert costs(8) == pytest.approx(2.2, rel=0.1)
+
+
+def test_what_a_probe_shows_is_learned() -> None:
+    """Though of many passes few are learned from."""
+    costs = LearnedCosts({width: 1 + 0.1 * width for width in WIDTHS})
+    for _ in range(64):
+        costs.observe(1, 1.1)
+    assert costs.probe([1, 16]) == 16
+    before = costs(16)
+    costs.observe(16, 1.2)
+    assert costs(16) < before
+
+
+def test_no_probe_where_there_is_no_choice() -> None:
+    costs = LearnedCosts({width: 1 + 0.1 * width for width in WIDTHS})
+    for _ in range(8):
+        costs.observe(1, 1.1)
+    assert costs.probe([1], [0.0]) is None
+    assert costs.probe([1, 16]) == 16

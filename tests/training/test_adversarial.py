@@ -140,3 +140,15 @@ def test_equilibrium_ends_training(tiny_model_dir: Path, tiny_data: Path) -> Non
 def test_wrong_options(wrong: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         AdversarialOptions(**{"weight": 0.1, **wrong})  # type: ignore[arg-type]
+
+
+def test_checkpoints_know_what_was_watched(
+    tiny_model_dir: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.training.heads.adversarial.COLLAPSED", 1e9)
+    config = TrainConfig(steps=4, tokens=300, report=2, held_back=4)
+    play(game(tiny_model_dir, tiny_data, config), tiny_data, config, tmp_path)
+    last = sorted(tmp_path.glob("checkpoint-*"))[-1]
+    path = last if last.is_file() else next(last.glob("*.safetensors"))
+    [low] = [int(value) for name, value in load_file(path).items() if name.endswith("low")]
+    assert low == 4

@@ -245,3 +245,29 @@ def test_full_disk(llm: LLM, prompts: list[Path], tmp_path: Path, monkeypatch: p
     assert not list((tmp_path / "d").glob(".samples-*"))
     assert len(make(llm, prompts, tmp_path / "d")["shards"]) == 4
     assert module.shard_counts(tmp_path / "d" / shard_name(0))
+
+
+def test_a_process_without_work(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:
+    """Of two for one group the second ends quietly, before the first has written anything."""
+    assert make(llm, prompts, tmp_path / "d", {"group": 1000}, share=(1, 2))["shards"] == {}
+    assert make(llm, prompts, tmp_path / "d", {"group": 1000}, share=(0, 2))["totals"]["samples"]
+
+
+def test_the_order_of_prompts_counts(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:
+    """Groups are made of them in that order: what goes on with another would have some twice and others never."""
+    other, out = tmp_path / "other.jsonl", tmp_path / "d"
+    other.write_text(json.dumps({"prompt": "one more"}) + "\n")
+    make(llm, [*prompts, other], out, max_tokens=1)
+    with pytest.raises(DataError, match="another prompts"):
+        make(llm, [other, *prompts], out)
+    manifest = json.loads((out / MANIFEST).read_text())
+    manifest["made"]["prompts"] = dict(manifest["made"]["prompts"])  # as it was kept before
+    (out / MANIFEST).write_text(json.dumps(manifest))
+    make(llm, [*prompts, other], out, max_tokens=1)
+
+
+def test_open_text_is_no_longer_than_the_context(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:
+    text, context = tmp_path / "long.txt", llm.target.context
+    text.write_text("abc " * context)
+    make(llm, prompts, tmp_path / "d", {"max_length": context + 50, "text_share": 0.9}, text=[text])
+    assert max(len(ids) for ids, *_ in every(tmp_path / "d")) <= context

@@ -25,6 +25,7 @@ from paceline.training.data.dataset import IGNORE
 from paceline.training.data.samples import UNKNOWN
 from paceline.training.heads.adversarial import AdversarialOptions
 from paceline.training.heads.eagle import Eagle3Options, EagleOptions
+from paceline.training.heads.frozen_layers import cut
 from paceline.training.heads.head_task import ahead
 from paceline.training.heads.medusa import RANKS, MedusaOptions
 from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
@@ -32,6 +33,7 @@ from paceline.training.heads.prepare_feature_heads import prepare_eagle, prepare
 from paceline.training.heads.rollout import rollout
 from paceline.training.trainer import Report, TrainConfig, Trainer
 from tiny import small_llama
+from tiny_families import tiny
 
 CPU = torch.device("cpu")
 TRAIN = {"epochs": 2, "tokens": 300, "accumulate": 2, "report": 4, "held_back": 4, "lr": 3e-3}
@@ -74,6 +76,20 @@ def test_it_learns_and_fits_its_model(kind: str, tiny_model_dir: Path, tiny_data
     assert made.home.name == "k2"
     with pytest.raises(CheckpointMismatch):
         KINDS[kind][2].load(tmp_path, as_target(small_llama(seed=1).float()))
+
+
+def test_taps_in_any_order(tiny_model_dir: Path, tiny_data: Path) -> None:
+    some, others = (
+        assembled("eagle3", tiny_model_dir, tiny_data, taps=taps, stored=False) for taps in ((1, 2), (2, 1))
+    )
+    batch = some.data.batch([3])
+    torch.testing.assert_close(others.task.frozen(batch), some.task.frozen(batch))
+
+
+def test_kept_layers_keep_their_types() -> None:
+    types = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    model = cut(tiny("gemma3", num_hidden_layers=4, layer_types=types), 2, 1)
+    assert model.config.layer_types == ["sliding_attention"] * 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -305,3 +306,18 @@ class TestFit:
     def test_out_of_range(self, bad) -> None:
         with pytest.raises(OptionError, match=next(iter(bad))):
             FitConfig(**bad)
+
+
+def test_another_head_is_noticed(tmp_path: Path) -> None:
+    """Of EAGLE-3 as well, and of layouts of others, whose configuration does not name the weights."""
+    drafter = SimpleNamespace(folder=tmp_path, source="eagle")
+    seen = {stop_collect._head(drafter)}  # type: ignore[arg-type]
+    for name, text in (
+        ("model.safetensors", "a"),
+        ("model.safetensors", "b"),
+        ("eagle3.json", "a"),
+        ("eagle3.json", "b"),
+    ):
+        (tmp_path / name).write_text(text)
+        seen.add(stop_collect._head(drafter))  # type: ignore[arg-type]
+    assert len(seen) == 5

@@ -28,8 +28,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
-        self._first: dict[Hashable, tuple[float, int]] = {}
-        self._last: dict[Hashable, float] = {}
+        self._notes: dict[Hashable, list[tuple[float, int]]] = {}  # seconds, and tokens by then
 
     @property
     def seconds(self) -> float:
@@ -38,13 +37,14 @@ class Arrivals:
 
     def note(self, prompt: Hashable, tokens: int) -> None:
         """More tokens of a prompt are here; it has so many by now."""
-        self._last[prompt] = self.seconds
-        self._first.setdefault(prompt, (self._last[prompt], tokens))
+        self._notes.setdefault(prompt, []).append((self.seconds, tokens))
 
     def latency(self, prompt: Hashable, tokens: int) -> Latency:
-        """Of a prompt that has come to an end, with so many tokens."""
-        first, already = self._first[prompt]
-        return Latency(first, self._last[prompt] - first, max(tokens - already, 0))
+        """Of a prompt that has come to an end, with so many tokens: others of its batch may have gone on."""
+        notes = self._notes[prompt]
+        first, already = notes[0]
+        last = next((seconds for seconds, count in notes if count >= tokens), notes[-1][0])
+        return Latency(first, last - first, max(tokens - already, 0))
 
 
 class ArrivalStreamer(BaseStreamer):

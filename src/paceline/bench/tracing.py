@@ -125,10 +125,10 @@ def _profile(passes: Sequence[TimedPass], llm: LLM) -> dict[str, Any]:
         at * BIN + BIN // 2: {width: seconds for (place, width), seconds in sorted(found.items()) if place == at}
         for at in bins
     }
-    context, first = next(iter(by_context.items()))
-    speed = median(seconds / costs(width, context) for width, seconds in first.items())
+    context, first = next(iter(by_context.items()), (BIN // 2, {}))  # of a short run there may be too few passes
+    speed = median(seconds / costs(width, context) for width, seconds in first.items()) if first else 1.0
     first = {int(width): speed * costs(int(width), context) for width in costs.widths} | first
-    del by_context[context]
+    by_context.pop(context, None)
     return {
         "context": context,
         "passes": {width: {"median": seconds} for width, seconds in sorted(first.items())},

@@ -149,7 +149,7 @@ class Engine(RunningBatch):
         for (row, tokens), tree, outcome in zip(emitted, trees, outcomes, strict=True):
             accepted = min(len(outcome.path) - 1, len(tokens))
             row.stats.rounds.append(Round(tree.drafted, tree.depth, accepted, len(tokens), clock.seconds))
-        self._learn_costs(trees, span, start, clock.seconds)
+        self._learn_costs(rows, trees, span, start, clock.seconds)
         return emitted
 
     def _needs_logits(self, rows: Sequence[Request], trees: Sequence[TokenTree]) -> bool:
@@ -159,14 +159,19 @@ class Engine(RunningBatch):
             row.top is not None or row.verification(tree) not in NEEDING_NO_LOGITS for row, tree in pairs
         )
 
-    def _learn_costs(self, trees: Sequence[TokenTree], span: Span, start: int, seconds: Mapping[str, float]) -> None:
-        """What this round took, told to those who count on it: costs of whole passes, and of this drafter's rounds."""
+    def _learn_costs(
+        self, rows: Sequence[Request], trees: Sequence[TokenTree], span: Span, start: int, seconds: Mapping[str, float]
+    ) -> None:
+        """What this round took, told to those who count on it: costs of whole passes, and of a drafter's rounds."""
         after_draft = seconds["verify"] + seconds["sample"] + seconds["other"]
-        passes, rounds = known_costs(self.target), known_costs(self.drafter)
+        passes = known_costs(self.target)
         if passes and start == 0:
             passes.observe(span.batch * span.width, after_draft, sum(span.starts.tolist()) / span.batch, span.batch)
-        if rounds and len(trees) == 1:
-            rounds.observe(trees[0].depth, seconds["draft"] + after_draft)
+        if len(trees) == 1 and (drafter := self.drafter.drafted_for(rows[0], trees[0])):
+            # Not of rounds whose last forward gave no token: they took longer than their length says.
+            rounds, forwards = known_costs(drafter), getattr(drafter, "forwards", trees[0].depth)
+            if rounds and forwards == trees[0].depth:
+                rounds.observe(trees[0].depth, seconds["draft"] + after_draft)
 
     def _accept(self, row: Request, tree: TokenTree, outcome: Outcome, out: PassOutput) -> list[int]:
         """Tell the request, its policy and the drafter what became of a tree; returns the tokens that were output."""

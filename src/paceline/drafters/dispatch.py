@@ -132,6 +132,11 @@ class Dispatch(Drafter):
     def max_nodes(self, depth: int) -> int:
         return max(desk.drafter.max_nodes(depth) for desk in self.desks.values()) + depth  # that are forced
 
+    def drafted_for(self, row: Row, tree: TokenTree) -> Drafter | None:
+        name = row.drafter or self.first
+        seat: Seat | None = row.state.get(name)
+        return self.desks[name].drafter if seat and seat.asked and seat.tree is tree else None
+
     def start(self, cache: KVCache) -> None:
         self._rows, self._cache = 0, cache
         for desk in self.desks.values():

@@ -205,8 +205,9 @@ class Merge(TreeDrafter):
             paid.observe(state.memory[at], tree, path, out)
         for at, part in self.whole.items():
             view: Part = state.memory[at]
-            depth, own = view.tree.depth, view.follow(tree, path)
-            view.policy.observe(depth, min(len(own) - 1, depth))
+            depth, drafted = view.tree.depth, view.tree.drafted
+            own = view.follow(tree, path)
+            view.policy.observe(depth, sum(0 < node <= drafted for node in own))  # others' tokens are not its own
             part.observe(view, view.tree, own, out.at(view.places))
         for at in (*self.paid, *self.whole):
             if state.memory[at].policy.reads_hidden:

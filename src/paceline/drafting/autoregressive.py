@@ -39,6 +39,8 @@ class AutoregressiveDrafter(Drafter):
     tokens: Int[Tensor, " tokens"] | None = None
     #: Most tokens it can propose in a round.
     longest = sys.maxsize
+    #: Forwards of its last draft: one more than tokens where a policy left the last token out.
+    forwards = 0
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         """Draft logits behind each tree's last node, with hidden states where there is a `hidden_width` and a row's
@@ -53,12 +55,14 @@ class AutoregressiveDrafter(Drafter):
     @torch.inference_mode()
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees = [TokenTree.root(row.ids[-1]) for row in rows]
+        self.sharing = len(rows) + self.others
         active = [row for row in rows if row.room > 0 and self.ready(row) and row.policy.more(0)]
         depth = 0
         while active:
             step = self.step(rows, trees, depth)
             active = [row for row in active if self._extend(row, trees[row.slot], step, depth)]
             depth += 1
+        self.forwards = depth
         return trees
 
     def _extend(self, row: Row, tree: TokenTree, step: Step, depth: int) -> bool:

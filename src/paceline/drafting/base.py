@@ -102,6 +102,8 @@ class Drafter:
     parts: Sequence[Drafter] = ()
     #: How many requests of the batch others draft for: they share the pass that a budget counts on.
     others = 0
+    #: How many requests shared the last pass that it drafted for.
+    sharing = 1
     #: Where the trained head lies that it drafts with; None: it has none, or one that was made in Python.
     folder: Path | None = None
 
@@ -123,6 +125,10 @@ class Drafter:
         """Folders where stop predictors trained for it may lie: where training puts them, then what comes with it."""
         trained = store.root() / "stop-predictors" / model_key(self.target) / self.source
         return (trained,) if self.folder is None else (trained, self.folder)
+
+    def drafted_for(self, row: Row, tree: TokenTree) -> Drafter | None:
+        """Whose draft alone `tree` is, of the drafters that it asks; None: nobody's."""
+        return self
 
     def max_nodes(self, depth: int) -> int:
         """Most nodes a tree may have, root aside, when policies allow `depth`: sizes the KV cache."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from paceline.drafting.budget import Budget, Selection
+from paceline.drafting.budget import Budget, Deferred, Selection
 from paceline.drafting.tree import TokenTree
 
 
@@ -74,3 +74,23 @@ def spend(shares: Sequence[Share], rows: int) -> Spent:
         for share in shares
     ]
     return Spent(trees, most, rate)
+
+
+def choose(
+    budgets: Sequence[Budget | None], trees: Sequence[TokenTree], slots: Sequence[int], rows: int, drafting: float
+) -> list[TokenTree]:
+    """What is verified of trees that took `drafting` seconds together; all of those that have no budget of their own.
+
+    Args:
+        slots: tokens that each request has in the KV cache.
+        rows: as of `spend`.
+    """
+    chosen = list(trees)
+    shares = {
+        at: Share(budget, budget.plan(tree, rows, slots=length), 0, drafting / len(trees), length)
+        for at, (budget, tree, length) in enumerate(zip(budgets, trees, slots, strict=True))
+        if budget and not isinstance(budget, Deferred)
+    }
+    for at, tree in zip(shares, spend(list(shares.values()), rows).trees, strict=True):
+        chosen[at] = tree
+    return chosen

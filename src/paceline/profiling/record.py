@@ -15,6 +15,7 @@ from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafters.merge import Merge, Part
 from paceline.drafting.base import Drafter, Row
+from paceline.drafting.pause import Pause
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import OptionError
@@ -80,6 +81,8 @@ class Heard:
     def draft(self, view: Any) -> None:
         listener: Listener = view.policy
         listener.begin()
+        if isinstance(self.drafter, TreeDrafter):
+            self.drafter.pause = Pause()  # a new one never pauses
         began = now()
         [tree] = self.drafter.draft([view])
         if isinstance(self.drafter, TreeDrafter):  # it drafted what its budget pays for: that was for the clock

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafting.autoregressive import AutoregressiveDrafter
+from paceline.drafting.budget import Calibration
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets.cost_model import Costs, LearnedCosts
@@ -62,15 +63,33 @@ def setting_of(drafter: Drafter, *, hidden: bool = True) -> Setting:
 
 
 def round_cost(drafter: Drafter) -> Callable[[int], float]:
-    """What a round costs by what it drafts and verifies, in rounds without a draft."""
-    costs = round_seconds(drafter)
-    return lambda drafted: costs(drafted) / costs(0)
+    """What a round costs by what it drafts and verifies, in rounds without a draft; of as many requests as share it."""
+    seconds = _seconds_of_batch(drafter)
+    return lambda drafted: seconds(drafted) / seconds(0)
 
 
 def pass_cost(drafter: Drafter) -> Callable[[int], float]:
     """What verifying costs by how many tokens were drafted, in rounds without a draft; no more than the whole round."""
+    rounds, passes = _seconds_of_batch(drafter), costs_of(drafter.target)
+
+    def cost(drafted: int) -> float:
+        rows = drafter.sharing
+        wider = passes(rows * (1 + drafted), rows=rows) - passes(rows, rows=rows)
+        return min(1 + wider / rounds(0), rounds(drafted) / rounds(0))
+
+    return cost
+
+
+def _seconds_of_batch(drafter: Drafter) -> Callable[[int], float]:
+    """Seconds of a round by what each request drafts: rounds were measured of one, and passes are of all together."""
     rounds, passes = round_seconds(drafter), costs_of(drafter.target)
-    return lambda drafted: min(1 + (passes(1 + drafted) - passes(1)) / rounds(0), rounds(drafted) / rounds(0))
+
+    def seconds(drafted: int) -> float:
+        if (rows := drafter.sharing) == 1:
+            return rounds(drafted)
+        return max(rounds(drafted) - passes(1 + drafted), 0.0) + passes(rows * (1 + drafted), rows=rows)
+
+    return seconds
 
 
 def round_seconds(drafter: Drafter) -> Costs:
@@ -119,8 +138,12 @@ def _measure_rounds(drafter: Drafter) -> dict[int, float]:
     new = ROUNDS * sum(1 + drafted for drafted in DRAFTED)
     prompt = [0] * max(1, min(NEAR, drafter.target.context - new))
     request = Request(prompt, limit=new, policy=ByTurns(), script=[0] * new)
-    for _ in islice(Engine(drafter.target, drafter).run([request]), ROUNDS * len(DRAFTED)):
-        pass
+    kept, drafter.calibration = drafter.calibration, Calibration()  # this text teaches nothing
+    try:
+        for _ in islice(Engine(drafter.target, drafter).run([request]), ROUNDS * len(DRAFTED)):
+            pass
+    finally:
+        drafter.calibration = kept
     least: dict[int, float] = {}
     for record in request.stats.rounds:
         seconds = record.seconds["draft"] + record.seconds["verify"]

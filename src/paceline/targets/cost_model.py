@@ -132,6 +132,7 @@ class LearnedCosts(Costs):
         self._covariance = prior - gain @ prior
         self._change = DRIFT**2 + CHANGE**2 * (shared + own)
         self._observed, self._next_probe = 0, FIRST_PROBE  # passes
+        self._probed: int | None = None  # a width that is being tried
         self._set(np.exp(self._mean))
 
     @classmethod
@@ -156,9 +157,10 @@ class LearnedCosts(Costs):
         self._observed += 1
         since = next(each for most, each in LEARNED_FROM if self._observed <= most)
         base = seconds - self._further(width, slots, rows)
+        tried, self._probed = width == self._probed, None
         if (widest := int(self.widths[-1])) < width:  # what the straight line from there on says of the last width
             width, base = widest, base * self(widest) / self(width)
-        if self._observed % since == 0 and base > 0:
+        if (tried or self._observed % since == 0) and base > 0:
             self._learn(width, base, since)
 
     def _learn(self, width: int, base: float, since: int) -> None:
@@ -173,7 +175,7 @@ class LearnedCosts(Costs):
         self._set(np.exp(self._mean))
 
     def probe(self, widths: Sequence[int], gains: Sequence[float] = (), rate: float = 0.0) -> int | None:
-        if self._observed < self._next_probe or not widths:
+        if self._observed < self._next_probe or len(widths) < 2:
             return None
         self._next_probe = 2 * self._observed
         best, doubted = max(gains, default=0.0), []
@@ -182,7 +184,8 @@ class LearnedCosts(Costs):
             doubt = float(at @ self._covariance @ at) ** 0.5
             if gain + rate * float(at @ self.base) * doubt >= best:  # were it faster than thought
                 doubted.append((doubt, width))
-        return max(doubted, key=itemgetter(0))[1]
+        self._probed = max(doubted, key=itemgetter(0))[1]
+        return self._probed
 
     def _between(self, width: int) -> Float[np.ndarray, " widths"]:
         """The shares of the two widths that this one lies between."""

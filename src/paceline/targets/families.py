@@ -126,6 +126,8 @@ GRANITE = Family(
 ONE_NORM: dict[str, Any] = {"mlp_norm": None, "parallel": True}
 UNGATED: dict[str, Any] = {"up": ("up_proj",), "gated": False}
 COHERE = Family(**ONE_NORM, interleaved=True, logit_scale="logit_scale")
+#: Lists in a configuration that have an entry for each layer.
+OF_LAYERS = ("layer_types", "no_rope_layers")
 
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,  # and SmolLM, SmolLM2, TinyLlama, Vicuna, ...

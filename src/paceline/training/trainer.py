@@ -170,6 +170,7 @@ class Trainer:
             losses, lr = self._step(self.steps[self.step])
             tokens += sum(int(self.data.lengths[i]) for samples in self.steps[self.step] for i in samples)
             self.step += 1
+            self.task.watch(losses)  # before a checkpoint, which has what it has seen
             due = self.step % self.config.report == 0 or self.step == of
             if due:
                 measured = self.measure()
@@ -180,7 +181,6 @@ class Trainer:
             self._note({"step": self.step, **logged, **(measured if due else {})})
             if due and self.log:
                 write_curves(self.out)
-            self.task.watch(losses)
             speed = tokens / (time.perf_counter() - started)
             report(Report(self.step, of, loss[1], speed, measured if due else None))
         return measured

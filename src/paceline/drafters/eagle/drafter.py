@@ -17,6 +17,7 @@ from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafters.eagle.waiting import Waiting
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step, Told
 from paceline.drafting.base import Row
+from paceline.drafting.batch_budget import choose
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.text_vocabulary import TextVocabulary
@@ -168,6 +169,7 @@ class Eagle(AutoregressiveDrafter):
 
     def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees = [DynamicTree(row.ids[-1], self.tree, self.max_candidates) for row in rows]
+        self.sharing, started = len(rows) + self.others, now()
         growing = [row for row in rows if row.room > 0 and row.policy.more(0)]
         depth, first = 0, 0
         while growing:
@@ -176,12 +178,13 @@ class Eagle(AutoregressiveDrafter):
             stop = first + len(trees[growing[0].slot].newest)
             made = self._expand(rows, trees, first, stop)
             self._states = made.states
-            growing = [row for row in growing if self._grow(row, trees[row.slot], made, depth, len(rows))]
+            growing = [row for row in growing if self._grow(row, trees[row.slot], made, depth)]
             if depth:
                 seconds = (now() - began) / len(rows)
                 self._seconds += FADING * (seconds - self._seconds) if self._seconds else seconds
             depth, first = depth + 1, stop
-        return [self._chosen(row, trees[row.slot], len(rows)) for row in rows]
+        self.forwards = depth
+        return self._chosen(rows, [tree.tree(self.source) for tree in trees], now() - started)
 
     def _expand(self, rows: Sequence[Row], trees: Sequence[DynamicTree], first: int, stop: int) -> Guessed:
         """What is guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
@@ -193,7 +196,7 @@ class Eagle(AutoregressiveDrafter):
         span = tree_span([tree.expanded for tree in trees], self.forward.starts(len(rows)), self.target.device)
         return self.forward.nodes(read, span.part(first, stop))
 
-    def _grow(self, row: Row, tree: DynamicTree, made: Guessed, depth: int, rows: int) -> bool:
+    def _grow(self, row: Row, tree: DynamicTree, made: Guessed, depth: int) -> bool:
         """Add a level of candidates unless the policy stops; True if the row wants yet another."""
         hidden = made.states[row.slot, 0] if row.policy.reads_hidden else None
         if not self.keeps(row, self._best_q(row, tree, made) if row.policy.reads_q else None, depth, hidden):
@@ -202,7 +205,7 @@ class Eagle(AutoregressiveDrafter):
         budget: Budget | None = row.state.budget
         if depth + 1 == row.room or not row.policy.more(depth + 1):
             return False
-        return tree.descend(budget.min_score(rows, self._seconds) if budget else 0.0)
+        return tree.descend(budget.min_score(self.sharing, self._seconds) if budget else 0.0)
 
     def _best_q(self, row: Row, tree: DynamicTree, made: Guessed) -> Float[Tensor, " tokens"]:
         """The distribution behind the likeliest of the newest nodes."""
@@ -218,7 +221,9 @@ class Eagle(AutoregressiveDrafter):
         tokens = self.vocabulary(row)
         return (at if tokens is None else tokens[at]).tolist(), logps.tolist()
 
-    def _chosen(self, row: Row, grown: DynamicTree, rows: int) -> TokenTree:
-        state: EagleState = row.state
-        state.length, tree = len(row.ids), grown.tree(self.source)
-        return state.budget.choose(tree, rows, slots=state.length) if state.budget else tree
+    def _chosen(self, rows: Sequence[Row], trees: Sequence[TokenTree], seconds: float) -> list[TokenTree]:
+        for row in rows:
+            row.state.length = len(row.ids)
+        return choose(
+            [row.state.budget for row in rows], trees, [row.state.length for row in rows], self.sharing, seconds
+        )

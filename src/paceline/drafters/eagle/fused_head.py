@@ -160,7 +160,7 @@ class Eagle3Head(SteppingHead):
         """
         target = with_blocks(as_target(model), cls.kind)
         deepest = target.num_layers
-        chosen = taps or default_taps(deepest)
+        chosen = sorted(set(taps)) or default_taps(deepest)  # as targets run: from the first layer on
         require(all(0 <= tap <= deepest for tap in chosen), f"taps must lie in 0 .. {deepest}, not {list(taps)}")
         made = cls(
             Eagle3Config(

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.files import whole_folder
-from paceline.targets.families import FAMILIES
+from paceline.targets.families import FAMILIES, OF_LAYERS
 from paceline.targets.loading import quiet
 from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
@@ -53,8 +53,9 @@ def draft_model(model: PreTrainedModel, head: ExitHead) -> PreTrainedModel:
     start, layers = head.config.start, head.config.start + head.config.exit_layers
     config: Any = copy.deepcopy(model.config)
     config.num_hidden_layers, config.tie_word_embeddings = layers, False
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
+    for name in OF_LAYERS:  # the head's layers are of the first layer's kind
+        if of_layers := getattr(config, name, None):
+            setattr(config, name, [*of_layers[:start], *of_layers[:1] * head.config.exit_layers])
     with torch.device("meta"):
         draft = type(model)(config)
     family = FAMILIES[config.model_type]

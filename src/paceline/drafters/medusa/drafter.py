@@ -10,12 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.clock import now
 from paceline.drafters.medusa.formats import read_medusa
 from paceline.drafters.medusa.forward import Guesses, MedusaForward
 from paceline.drafters.medusa.head import RANKS, MedusaHead
 from paceline.drafters.medusa.tree import Choice, Node, likeliest
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
+from paceline.drafting.batch_budget import choose
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.tree import TokenTree
@@ -111,7 +113,7 @@ class Medusa(AutoregressiveDrafter):
     @torch.inference_mode()
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         self._rows, self._guesses = rows, None
-        return super().draft(rows) if self.tree == CHAIN else [self._grow(row) for row in rows]
+        return super().draft(rows) if self.tree == CHAIN else self._draft_trees(rows)
 
     @property
     def guesses(self) -> Guesses:
@@ -123,13 +125,21 @@ class Medusa(AutoregressiveDrafter):
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         return Step(self.guesses.logits[:, depth], self.guesses.states[:, depth])
 
+    def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
+        self.sharing, started = len(rows) + self.others, now()
+        trees = [self._grow(row) for row in rows]
+        budgets = [row.state.budget if tree.drafted else None for row, tree in zip(rows, trees, strict=True)]
+        # One forward tells all levels: of what was drafted, or of the first token, which was left out.
+        self.forwards = max(max(tree.depth for tree in trees), int(self._guesses is not None))
+        return choose(budgets, trees, [row.state.length for row in rows], self.sharing, now() - started)
+
     def _grow(self, row: Row) -> TokenTree:
         state, tree = row.state, TokenTree.root(row.ids[-1])
         state.length, depth = len(row.ids), self._reach(row)
-        min_score = state.budget.min_score(len(self._rows)) if state.budget else 0.0
+        min_score = state.budget.min_score(self.sharing) if state.budget else 0.0
         for node in self._nodes(row, depth, min_score) if depth else ():
             tree.add(node.token, node.parent, self.source, score=node.score)
-        return state.budget.choose(tree, len(self._rows), slots=state.length) if state.budget and depth else tree
+        return tree
 
     def _reach(self, row: Row) -> int:
         """How deep a row wants its tree, judged by the likeliest path."""

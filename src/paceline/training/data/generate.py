@@ -39,6 +39,7 @@ class OpenText:
         chat = chat_format(llm.tokenizer)
         self.pieces = [piece for path in paths for piece in texts(path, chat)]
         self.encode, self.config = llm.tokenizer.encode, config
+        self.longest = min(config.max_length, llm.target.context)
 
     def samples(self, group: int, tokens: int) -> list[Sample]:
         """About `tokens` tokens, drawn at random without repetition, the same for every call with this group."""
@@ -48,7 +49,7 @@ class OpenText:
         while tokens > 0 and left:
             at = drawn.randrange(len(left))
             left[at], left[-1] = left[-1], left[at]
-            ids = self.encode(self.pieces[left.pop()], add_special_tokens=False)[: min(tokens, self.config.max_length)]
+            ids = self.encode(self.pieces[left.pop()], add_special_tokens=False)[: min(tokens, self.longest)]
             if len(ids) > 1:
                 samples.append(Sample(ids, [PROMPT] + [OPEN] * (len(ids) - 1)))  # nothing predicts the first
             tokens -= len(ids)
@@ -95,8 +96,8 @@ def make_data(
     made = asdict(config) | {
         "model": model_key(llm.target),
         "tokenizer": fingerprint(llm.tokenizer),
-        "prompts": {path.name: store.sha256(path) for path in prompts},
-        "text": {path.name: store.sha256(path) for path in text},
+        "prompts": [[path.name, store.sha256(path)] for path in prompts],
+        "text": [[path.name, store.sha256(path)] for path in text],
         "limit": limit,
     }
     manifest = Manifest(out)
@@ -107,7 +108,7 @@ def make_data(
     groups = list(enumerate(_groups(conversations, config.group)))[share[0] :: share[1]]
     _generate(writer, open_text, groups, out, manifest, budget, progress)
     found = manifest.read()
-    if not found["totals"].get("samples"):
+    if groups and not found["totals"].get("samples"):  # a process may have nothing to do
         raise DataError(f"no prompt leaves room for {config.max_new_tokens} new tokens in {writer.room} tokens")
     return found
 

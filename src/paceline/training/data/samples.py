@@ -153,6 +153,9 @@ class Manifest:
                 self._write({"format": FORMAT, "made": made, **facts, "shards": {}, "totals": {}})
                 return
             there = self.read()["made"]
+            for name in ("prompts", "text"):  # before their order counted, they were kept by name
+                if isinstance(there.get(name), dict):
+                    there[name] = [list(pair) for pair in there[name].items()]
             if differing := [key for key in {**made, **there} if made.get(key) != there.get(key)]:
                 raise DataError(
                     f"{self.path.parent} holds data made with another {', '.join(differing)}: choose another folder"

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paceline.targets.families import FAMILIES
+from paceline.targets.families import FAMILIES, OF_LAYERS
 from paceline.targets.span import Span
 from paceline.training.data.dataset import Batch
 
@@ -30,13 +30,15 @@ def cut(model: PreTrainedModel, first: int, last: int = 0) -> PreTrainedModel:
     """
     family = FAMILIES[model.config.model_type]
     decoder, count = getattr(model, family.decoder), model.config.num_hidden_layers
-    layers = [decoder.layers[i] for i in sorted({*range(first), *range(max(0, count - last), count)})]
+    kept = sorted({*range(first), *range(max(0, count - last), count)})
+    layers = [decoder.layers[i] for i in kept]
     for index, layer in enumerate(layers):
         getattr(layer, family.attention).layer_idx = index
     decoder.layers = nn.ModuleList(layers)
     model.config.num_hidden_layers = len(layers)
-    if getattr(model.config, "layer_types", None):
-        model.config.layer_types = model.config.layer_types[: len(layers)]
+    for name in OF_LAYERS:
+        if of_layers := getattr(model.config, name, None):
+            setattr(model.config, name, [of_layers[i] for i in kept])
     return model
 
 

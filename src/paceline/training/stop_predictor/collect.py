@@ -123,8 +123,11 @@ def _head(drafter: Drafter) -> str | None:
     """Which head it drafts with: `auto` may find another one next time."""
     if drafter.folder is None:
         return None
-    path = drafter.folder / f"{drafter.source}.json"
-    return sha256(path) if path.exists() else str(drafter.folder)
+    for name in (f"{drafter.source}.json", "eagle3.json"):  # which name their weights
+        if (path := drafter.folder / name).exists():
+            return sha256(path)
+    public = [path for kind in ("config.json", "*.safetensors", "*.bin") for path in sorted(drafter.folder.glob(kind))]
+    return " ".join(map(sha256, public)) or str(drafter.folder)
 
 
 def _record(
