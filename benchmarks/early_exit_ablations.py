@@ -83,10 +83,11 @@ def open_text(args: argparse.Namespace) -> Path:
     """A folder of training data with as many tokens to learn as `--data` has, all from the files of `--text`."""
     folder, like = args.out / "open-text", Manifest(args.data).read()
     manifest = Manifest(folder)
-    manifest.open({**like["made"], "prompts": {}, "text": {path.name: sha256(path) for path in args.text}})
+    manifest.open({**like["made"], "prompts": [], "text": [[path.name, sha256(path)] for path in args.text]})
     if not (folder / shard_name(0)).exists():
-        owner: Any = SimpleNamespace(tokenizer=tokenizer_of(args.model)[0])
-        config = DistillConfig(max_length=like["made"]["max_length"])
+        longest = like["made"]["max_length"]
+        owner: Any = SimpleNamespace(tokenizer=tokenizer_of(args.model)[0], target=SimpleNamespace(context=longest))
+        config = DistillConfig(max_length=longest)
         samples = OpenText(args.text, owner, config).samples(0, like["totals"]["trained"])
         learnt = sum(len(sample.ids) - 1 for sample in samples)
         counts = dict.fromkeys(like["totals"], 0) | {"samples": len(samples), "trained": learnt}

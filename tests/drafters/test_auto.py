@@ -20,6 +20,7 @@ from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
 from paceline.drafters.suffix import Suffix
 from paceline.drafting.base import Drafter, Row
+from paceline.drafting.pause import Pause
 from paceline.drafting.pool import Pool
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
@@ -193,6 +194,7 @@ def test_a_head_that_was_not_asked_has_to_be_worth_its_catching_up(
 
     monkeypatch.setattr("paceline.drafters.merge.now", lambda: clock[0])
     monkeypatch.setattr(eagle, "catch_up", slow)
+    monkeypatch.setattr(Pause, "pauses", lambda self, rows: False)
     monkeypatch.setattr(Pool, "asks", asks)
     llm.generate(TEXT, max_new_tokens=120, eos=())
     after_a_pause, at_once = told[6::3], [*told[4::3], *told[5::3]]

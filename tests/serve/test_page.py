@@ -109,12 +109,12 @@ def test_what_a_screen_reader_is_told(page: Chrome) -> None:
     """All that can be operated has a name, and what changes is announced."""
     tree = page.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
     told = [
-        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        (node["role"]["value"], node.get("name", {}).get("value", "").strip())
         for node in tree
         if not node.get("ignored") and "role" in node
     ]
     operated = {"button", "textbox", "combobox", "spinbutton", "checkbox", "listbox", "option"}
-    assert not [role for role, name in told if role in operated and not name.strip()]
+    assert not [role for role, name in told if role in operated and not name]
     assert {"Prompt", "Method", "Tokens", "Temperature", "Rounds"} <= {name for _, name in told}
     assert [role for role, _ in told].count("status") == 2
     assert "alert" in {role for role, _ in told}

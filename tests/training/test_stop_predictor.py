@@ -315,8 +315,8 @@ def test_another_head_is_noticed(tmp_path: Path) -> None:
     for name, text in (
         ("model.safetensors", "a"),
         ("model.safetensors", "b"),
-        ("eagle3.json", "a"),
-        ("eagle3.json", "b"),
+        ("eagle3.json", "c"),
+        ("eagle3.json", "d"),
     ):
         (tmp_path / name).write_text(text)
         seen.add(stop_collect._head(drafter))  # type: ignore[arg-type]
