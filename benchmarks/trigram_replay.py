@@ -50,7 +50,7 @@ class Model:
 
     def __init__(self, name: str) -> None:
         self.tokenizer, source = tokenizer_of(name)
-        self.name, self.vocab_size, self.device = source.location, len(self.tokenizer), torch.device("cpu")
+        self.name, self.vocab_size, self.device = source.key, len(self.tokenizer), torch.device("cpu")
 
 
 def measure(model: Model, method: str, answers: Sequence[Row], costs: Costs | None) -> Row:

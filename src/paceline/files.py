@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,3 +72,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def at_home(path: str | os.PathLike[str]) -> Path:
+    """The path, with `~` for the home folder; as it is where there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  (pathlib raises)

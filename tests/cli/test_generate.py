@@ -309,7 +309,9 @@ def test_a_template_that_refuses(run, tmp_path):
 def test_comparison_drafts_what_a_grammar_forces(run, tiny_model_dir, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text('{"const": "aaaaaaaaaaaa"}')
-    out = run("generate", "x", "-m", tiny_model_dir, "--compare", "--json", "--json-schema", schema).out
+    words = ("generate", "x", "-m", tiny_model_dir, "--compare", "--json")
+    assert run(*words, "--min-new-tokens", 9, "-n", 12).code == 0  # more than those of its warm-up
+    out = run(*words, "--json-schema", schema).out
     assert "grammar" in json.loads(out)["paceline"]["provenance"]
 
 

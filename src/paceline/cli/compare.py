@@ -68,7 +68,8 @@ def sides(llm: LLM, ids: list[int], params: dict[str, Any], title: str) -> tuple
         params = params | {"seed": int(torch.randint(2**31, ()))}
 
     def side(name: str, decoder: LLM, decode: Callable[[list[Request]], Iterator[Request]]) -> Side:
-        short = params | {"max_new_tokens": min(8, params["max_new_tokens"])}
+        few = min(8, params["max_new_tokens"])
+        short = params | {"max_new_tokens": few, "min_new_tokens": min(few, params["min_new_tokens"])}
         for _ in decode(decoder.requests([ids], **short)):
             pass
         return Side(name, decoder, decoder.requests([ids], **params)[0], decode)

@@ -198,9 +198,9 @@ class RunningBatch:
     def _leave(self, request: Request, whole: bool = True) -> None:
         """Drop a row, of a round that was a `whole` one; the last row takes its place."""
         request.stats.seconds = now() - request.joined
-        if self.prefixes:
-            self._keep_text(request, whole)
         try:
+            if self.prefixes:
+                self._keep_text(request, whole)
             self.drafter.end(request)
         finally:
             self._vacate(request)

@@ -89,7 +89,8 @@ class Lookahead(Drafter):
         row.state = Window(row.ids, self.window, self.level - 1, self.guess, budget)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        return [self._branches(row, row.state, len(rows) + self.others) for row in rows]
+        self.sharing = len(rows) + self.others
+        return [self._branches(row, row.state, self.sharing) for row in rows]
 
     def _branches(self, row: Row, window: Window, rows: int) -> TokenTree:
         tree = TokenTree.root(row.ids[-1])

@@ -109,6 +109,7 @@ class Merge(TreeDrafter):
     # -- a round ---------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
+        self.sharing = together
         if self.auto and not self.whole and self.pause.pauses(together):
             for row, at in product(rows, self.paid):
                 row.state.memory[at].asked = False

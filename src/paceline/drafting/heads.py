@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel, require
-from paceline.files import whole
+from paceline.files import at_home, whole
 from paceline.targets import store
 from paceline.targets.identity import is_same, model_key
 from paceline.targets.store import sha256
@@ -227,7 +227,7 @@ class TrainedHead(nn.Module):
         if isinstance(head, cls):
             made, folder = head.check(target), None
         else:
-            folder = cls.find(target, **wanted) if head == AUTO else Path(str(head)).expanduser()
+            folder = cls.find(target, **wanted) if head == AUTO else at_home(str(head))
             ours = read_public is None or (folder / config_name(cls.kind)).exists()
             foreign = not ours and (folder / "config.json").exists()
             made = read_public(folder, target) if read_public and foreign else cls.load(folder, target)

@@ -70,6 +70,7 @@ class TreeDrafter(Drafter):
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
+        self.sharing = together
         if self.auto and self.pause.pauses(together):
             return trees
         shares: dict[int, Share] = {}

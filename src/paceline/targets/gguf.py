@@ -72,7 +72,7 @@ def convert(
         else:
             how = GgufConfig(gguf.name, dequantize=True)
             model = read_weights(name, **where, config=config, dtype=torch.float32, quantization_config=how)
-        if len(ends) > 1:
+        if ends and ends != [config.eos_token_id]:
             model.config.eos_token_id = model.generation_config.eos_token_id = ends
     step(3)
     with quiet():
@@ -105,9 +105,12 @@ def _ends(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, reader: 
     """
     fields = [reader.get_field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     ends = {int(field.contents()) for field in fields if field is not None}
-    ends |= {token for text, token in tokenizer.get_added_vocab().items() if text in TURN_ENDS}
+    named = tokenizer.get_added_vocab()
+    turns = TURN_ENDS - {"<|end|>"} if "<|return|>" in named else TURN_ENDS  # gpt-oss says more after a message's end
+    ends |= {token for text, token in named.items() if text in turns}
     stated = config.eos_token_id
-    return sorted(ends | set(stated if isinstance(stated, list) else [stated] if stated is not None else []))
+    ends |= set(stated if isinstance(stated, list) else [] if stated is None else [stated])
+    return sorted(token for token in ends if 0 <= token < len(tokenizer))
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ _SMALL = 16 << 20  # bytes; tokenizer and configs are below, weights above
 Build = Callable[[Path, Path | None], dict[str, Any]]
 
 _aside: dict[Path, Path] = {}  # entries of a cache that cannot be written to, and what this process has made instead
+_made: set[Path] = set()  # all of these, those too that another has replaced
 
 log = logging.getLogger("paceline")
 
@@ -44,7 +45,7 @@ def root() -> Path:
 def entry_name(location: str) -> str:
     """A model's folder or hub id as a file name; for a named model its entry in the cache, which pins the weights."""
     folder = Path(location)
-    if folder.parent == root() / "models" or folder in _aside.values():
+    if folder.parent == root() / "models" or folder in _made:
         return folder.name
     return re.sub(r"[^\w.-]+", "--", location.strip("/"))
 
@@ -159,6 +160,7 @@ def _made_aside(folder: Path, build: Build, holding: str) -> Path:
             work.mkdir()
             build(work, folder)
         _aside[folder] = work
+        _made.add(work)
     return _aside[folder]
 
 

@@ -11,6 +11,7 @@ from paceline.drafters.eagle.head import EagleHead
 from paceline.drafting.heads import AUTO, config_name
 from paceline.drafting.layouts import CONFIG, read_config
 from paceline.errors import OptionError
+from paceline.files import at_home
 from paceline.targets.target import Target
 
 EagleKind = EagleHead | Eagle3Head
@@ -31,7 +32,7 @@ def take_eagle(
     elif head == AUTO:
         kind, head = find_eagle(target, layers)
     else:
-        head = Path(head).expanduser()
+        head = at_home(head)
         kind = kind_in(head)
     if issubclass(kind, Eagle3Head):
         return Eagle3Head.take(head, target, read_eagle3, layers=layers)  # type: ignore[arg-type]

@@ -81,6 +81,7 @@ class EarlyExit(AutoregressiveDrafter):
         return Step(self.exit.logits(hidden)[:, 0], hidden[:, 0])
 
     def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
+        self.sharing = len(rows) + self.others
         beams = [Beam(row.ids[-1], self.tree, self.nodes, self.source) for row in rows]
         trees = [beam.tree for beam in beams]
         growing = [row for row in rows if row.room > 0 and row.policy.more(0)]
@@ -93,6 +94,7 @@ class EarlyExit(AutoregressiveDrafter):
             logits = self.exit.logits(hidden)
             growing = [row for row in growing if self._grow(row, beams[row.slot], logits[row.slot], hidden, depth)]
             depth, at = depth + 1, stop
+        self.forwards = depth
         return trees
 
     def _grow(self, row: Row, beam: Beam, logits: Float[Tensor, "width tokens"], hidden: Tensor, depth: int) -> bool:

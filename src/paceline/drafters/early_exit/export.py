@@ -53,9 +53,9 @@ def draft_model(model: PreTrainedModel, head: ExitHead) -> PreTrainedModel:
     start, layers = head.config.start, head.config.start + head.config.exit_layers
     config: Any = copy.deepcopy(model.config)
     config.num_hidden_layers, config.tie_word_embeddings = layers, False
-    for name in OF_LAYERS:  # the head's layers are of the first layer's kind
+    for name in OF_LAYERS:  # the head's layers are of the kinds that it has them of
         if of_layers := getattr(config, name, None):
-            setattr(config, name, [*of_layers[:start], *of_layers[:1] * head.config.exit_layers])
+            setattr(config, name, [*of_layers[:start], *getattr(head.lm.config, name)[: head.config.exit_layers]])
     with torch.device("meta"):
         draft = type(model)(config)
     family = FAMILIES[config.model_type]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import OptionError
+from paceline.files import at_home
 from paceline.targets import store
 from paceline.targets.identity import model_key
 from paceline.targets.target import Target
@@ -42,7 +43,7 @@ class SkipSet:
     def load(cls, path: str | Path, target: Target) -> SkipSet:
         """Raises OptionError when the file is missing, malformed or for a model of another depth."""
         try:
-            data = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+            data = json.loads(at_home(path).read_text(encoding="utf-8"))
             found = cls(data["layers"], tuple(data["attention"]), tuple(data["mlp"]), data.get("found", {}))
         except OSError as error:
             raise OptionError(f"layer-skip: cannot read {path}: {error.strerror}") from error

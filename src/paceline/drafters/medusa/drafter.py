@@ -127,15 +127,16 @@ class Medusa(AutoregressiveDrafter):
 
     def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
         self.sharing, started = len(rows) + self.others, now()
-        trees = [self._grow(row) for row in rows]
-        budgets = [row.state.budget if tree.drafted else None for row, tree in zip(rows, trees, strict=True)]
+        depths = [self._reach(row) for row in rows]
+        trees = [self._grow(row, depth) for row, depth in zip(rows, depths, strict=True)]
+        budgets = [row.state.budget if depth else None for row, depth in zip(rows, depths, strict=True)]
         # One forward tells all levels: of what was drafted, or of the first token, which was left out.
         self.forwards = max(max(tree.depth for tree in trees), int(self._guesses is not None))
         return choose(budgets, trees, [row.state.length for row in rows], self.sharing, now() - started)
 
-    def _grow(self, row: Row) -> TokenTree:
+    def _grow(self, row: Row, depth: int) -> TokenTree:
         state, tree = row.state, TokenTree.root(row.ids[-1])
-        state.length, depth = len(row.ids), self._reach(row)
+        state.length = len(row.ids)
         min_score = state.budget.min_score(self.sharing) if state.budget else 0.0
         for node in self._nodes(row, depth, min_score) if depth else ():
             tree.add(node.token, node.parent, self.source, score=node.score)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from paceline.drafters.rest.datastore import Datastore, datastore_folder, load_datastore
 from paceline.drafters.rest.search import RestLookup
 from paceline.drafting.tree_drafter import LookupDrafter
 from paceline.errors import require
+from paceline.files import at_home
 from paceline.targets.target import Target
 
 
@@ -42,7 +41,7 @@ class Rest(LookupDrafter):
 
 
 def _load(target: Target, datastore: str) -> Datastore:
-    path = datastore_folder(target.name) if datastore == "auto" else Path(datastore).expanduser()
+    path = datastore_folder(target.name) if datastore == "auto" else at_home(datastore)
     require(
         datastore != "auto" or path.exists(),
         "rest: this model has no datastore: make one with 'paceline rest build', or name one with datastore=DIR",

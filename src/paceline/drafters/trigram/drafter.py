@@ -10,6 +10,7 @@ from paceline.drafters.trigram.matrix import FILE, ORDERS, Matrix, load_matrix, 
 from paceline.drafters.trigram.structures import BY_LEVEL, BY_PATH, BY_VALUE, BY_VISITS, Plan, Rule
 from paceline.drafting.tree_drafter import LookupDrafter, max_candidates
 from paceline.errors import ModelError, require
+from paceline.files import at_home
 from paceline.targets.native.build import built
 from paceline.targets.target import Target
 
@@ -106,7 +107,7 @@ def find_matrix(target: Target, matrix: str | None) -> Matrix | None:
     if matrix is None or matrix == "none":
         return None
     if matrix != "auto":
-        return load_matrix(Path(matrix).expanduser(), target.tokenizer, target.vocab_size)
+        return load_matrix(at_home(matrix), target.tokenizer, target.vocab_size)
     for path in [matrix_folder(target.name) / FILE, *sorted(SHIPPED.glob(f"*/{FILE}"))]:
         if path.is_file():
             try:

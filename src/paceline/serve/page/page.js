@@ -214,6 +214,7 @@ async function replay(file) {
   const own = begin();
   try {
     const read = JSON.parse(await file.text());
+    if (own.signal.aborted) return;
     if (read.format !== "paceline-trace-1" || !read.lanes) throw new Error("this file is no trace of paceline");
     trace = read;
     at("prompt").value = trace.prompt;
@@ -229,7 +230,7 @@ async function replay(file) {
       }
     }
   } catch (error) {
-    at("error").textContent = error.message;
+    if (!own.signal.aborted) at("error").textContent = error.message;
   } finally {
     if (running === own) busy(false);
   }
