@@ -69,7 +69,7 @@ def sides(llm: LLM, ids: list[int], params: dict[str, Any], title: str) -> tuple
 
     def side(name: str, decoder: LLM, decode: Callable[[list[Request]], Iterator[Request]]) -> Side:
         few = min(8, params["max_new_tokens"])
-        short = params | {"max_new_tokens": few, "min_new_tokens": min(few, params["min_new_tokens"])}
+        short = params | {"max_new_tokens": few, "min_new_tokens": min(few, params.get("min_new_tokens", 0))}
         for _ in decode(decoder.requests([ids], **short)):
             pass
         return Side(name, decoder, decoder.requests([ids], **params)[0], decode)
