@@ -529,6 +529,16 @@ def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
     assert "\n" not in str(error.value)
 
 
+def only_compiler(script: str | None, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose only compiler is this shell script, or none, and which has built nothing yet."""
+    if script is not None:
+        (folder / "c++").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "c++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build, "folder", lambda: cache)
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -540,12 +550,7 @@ def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
 def test_unavailable(
     script: str | None, words: str, tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if script is not None:
-        (tmp_path / "c++").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "c++").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(build, "folder", lambda: cache_dir)
+    only_compiler(script, tmp_path, cache_dir, monkeypatch)
     build.library.cache_clear()
     try:
         assert not available()
@@ -615,12 +620,9 @@ def test_a_compilation_that_failed_is_remembered(
     tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line tells how to try again; until then the compiler is only asked what it is and for which processor."""
-    script, asked = tmp_path / "c++", tmp_path / "asked"
-    script.write_text(f'#!/bin/sh\necho "$@" >> {asked}\necho "x.cpp:1: fatal error: no omp.h" >&2; exit 1\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(build, "folder", lambda: cache_dir)
+    asked = tmp_path / "asked"
+    said = f'echo "$@" >> {asked}\necho "x.cpp:1: fatal error: no omp.h" >&2; exit 1'
+    only_compiler(said, tmp_path, cache_dir, monkeypatch)
     for words in ("fatal error: no omp.h", "fatal error: no omp.h (remembered: delete"):
         asked.unlink(missing_ok=True)
         build.library.cache_clear()
@@ -643,11 +645,7 @@ def test_a_compilation_that_failed_is_remembered(
 def test_a_compilation_that_lacked_memory_or_room_is_tried_again(
     said: str, tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "c++").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
-    (tmp_path / "c++").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(build, "folder", lambda: cache_dir)
+    only_compiler(f"echo '{said}' >&2; exit 1", tmp_path, cache_dir, monkeypatch)
     build.library.cache_clear()
     try:
         with told(NativeUnavailable, "enough memory|disk is full"):

@@ -207,12 +207,12 @@ class RunningBatch:
 
     def _keep_text(self, request: Request, whole: bool) -> None:
         assert self.prefixes
-        if whole:
-            try:
-                self.prefixes.end(request, self._allocated.rows(request.slot, request.slot + 1))
-            except Exception:  # of no account to the request
-                log.warning("a text could not be kept for prompts that begin like it", exc_info=True)
-        self.prefixes.drop(request)
+        if not whole:
+            return self.prefixes.drop(request)
+        try:
+            self.prefixes.end(request, self._allocated.rows(request.slot, request.slot + 1))
+        except Exception:  # of no account to the request
+            log.warning("a text could not be kept for prompts that begin like it", exc_info=True)
 
     def _vacate(self, request: Request) -> None:
         """Free a row; the last row takes its place."""

@@ -168,10 +168,10 @@ class Engine(RunningBatch):
         if passes and start == 0:
             passes.observe(span.batch * span.width, after_draft, sum(span.starts.tolist()) / span.batch, span.batch)
         if len(trees) == 1 and (drafter := self.drafter.drafted_for(rows[0], trees[0])):
+            rounds, depth = known_costs(drafter), trees[0].depth
             # Not of rounds whose last forward gave no token: they took longer than their length says.
-            rounds, forwards = known_costs(drafter), getattr(drafter, "forwards", trees[0].depth)
-            if rounds and forwards == trees[0].depth:
-                rounds.observe(trees[0].depth, seconds["draft"] + after_draft)
+            if rounds and drafter.forwards in (None, depth):
+                rounds.observe(depth, seconds["draft"] + after_draft)
 
     def _accept(self, row: Request, tree: TokenTree, outcome: Outcome, out: PassOutput) -> list[int]:
         """Tell the request, its policy and the drafter what became of a tree; returns the tokens that were output."""

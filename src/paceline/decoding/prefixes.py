@@ -96,8 +96,8 @@ class PrefixStore:
 
     def end(self, request: Request, row: KVCache) -> None:
         """Keep a request's text, whose keys and values are in `row`."""
-        trace = self._traces.pop(request, None)
-        if trace is None or row.forgets:
+        trace = self._traces.pop(request)
+        if row.forgets:
             return
         ids = request.ids[: int(row.lengths[0])]
         if len(ids) > self.limit or any(_common(ids, kept.ids) == len(ids) for kept in self._kept):

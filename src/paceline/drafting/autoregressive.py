@@ -39,8 +39,6 @@ class AutoregressiveDrafter(Drafter):
     tokens: Int[Tensor, " tokens"] | None = None
     #: Most tokens it can propose in a round.
     longest = sys.maxsize
-    #: Forwards of its last draft: one more than tokens where a policy left the last token out.
-    forwards = 0
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         """Draft logits behind each tree's last node, with hidden states where there is a `hidden_width` and a row's

@@ -102,6 +102,8 @@ class Drafter:
     parts: Sequence[Drafter] = ()
     #: How many requests of the batch others draft for: they share the pass that a budget counts on.
     others = 0
+    #: Forwards of its last draft, one more than tokens where a policy left the last token out; None: it runs none.
+    forwards: int | None = None
     #: How many requests shared the last pass that it drafted for.
     sharing = 1
     #: Where the trained head lies that it drafts with; None: it has none, or one that was made in Python.

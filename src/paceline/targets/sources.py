@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from paceline.errors import DownloadError, IntegrityError, ModelError, OptionError, UnknownModel, UnsupportedModel
+from paceline.files import at_home
 from paceline.targets import download, hub, store
 from paceline.targets.adapters import load_adapter
 from paceline.targets.gguf import STEPS, STORED, convert
@@ -88,7 +89,7 @@ def resolve(
     """
     name = os.fspath(name)
     # Not Path's own methods, which raise for names that no file can have.
-    path = Path(os.path.expanduser(name))  # noqa: PTH111
+    path = at_home(name)
     is_file, is_folder = os.path.isfile(path), bool(name) and os.path.isdir(path)  # noqa: PTH112, PTH113
     known = name.lower() in NAMED
     if revision is not None and (known or is_file or is_folder):
@@ -105,7 +106,7 @@ def resolve(
 def resolve_local(name: str | os.PathLike[str], *, weights: bool = True) -> ModelSource | None:
     """A named or local model; None for what only the hub may have. Arguments and errors are those of `resolve`."""
     name = os.fspath(name)
-    if name.lower() in NAMED or os.path.exists(os.path.expanduser(name)):  # noqa: PTH110, PTH111  (as above)
+    if name.lower() in NAMED or os.path.exists(at_home(name)):  # noqa: PTH110  (as above)
         return resolve(name, weights=weights)
     return None
 

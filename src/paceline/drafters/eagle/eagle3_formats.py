@@ -152,13 +152,10 @@ def _vocabulary(
 def _taps(config: dict[str, Any], target: Target, title: str) -> list[int]:
     """What enters these layers. SpecForge and SGLang, in `eagle_config`, count what leaves them."""
     ids, outputs = config.get(TAPS), _eagle_config(config).get(TAPS)
-    numbers = ids or outputs or default_taps(target.num_layers)
-    if not isinstance(numbers, list) or not all(type(tap) is int and tap >= -1 for tap in numbers):
+    numbers, further = ids or outputs or default_taps(target.num_layers), int(bool(outputs) and not ids)
+    if not isinstance(numbers, list) or not all(type(tap) is int and tap + further >= 0 for tap in numbers):
         raise CheckpointError(f"the {title} reads hidden states that are not numbers of layers: {numbers}")
-    taps = sorted({tap + 1 for tap in numbers} if outputs and not ids else set(numbers))
-    if taps[0] < 0:
-        raise CheckpointError(f"the {title} reads hidden states that are not numbers of layers: {numbers}")
-    return taps
+    return sorted({tap + further for tap in numbers})
 
 
 def _plain_name(name: str) -> str:
