@@ -186,13 +186,13 @@ class Attention {
     void weigh_all(Group& group, int first, int count, int from, int to) const {
         if (from >= to) return;
         const int dims = model_.head_dim;
-        const float* keys = group.keys;
+        const float* next = group.keys + (size_t)CHUNK * dims;
         for (int i = first; i < first + count;) {
             const int queries = std::min(QUERIES, first + count - i);
-            for (int d = 0, step; d < dims; d += step, keys = nullptr) {
+            for (int d = 0, step; d < dims; d += step, next = nullptr) {
                 const bool four = d + 4 * WIDE <= dims;
                 step = (four ? 4 : 1) * WIDE;
-                WEIGHS[four][queries](group.score + i, d, dims, group.values, keys, group.slots, from, to,
+                WEIGHS[four][queries](group.score + i, d, dims, group.values, next, group.slots, from, to,
                                       group.sums + i);
             }
             i += queries;

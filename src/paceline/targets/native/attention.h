@@ -18,6 +18,7 @@ constexpr int CHUNK = 128;            // slots whose softmax is computed togethe
 constexpr int PER = WIDE / LANES;     // queries in a register
 constexpr int REGISTERS = 3;          // x 4 keys: 12 accumulators
 constexpr int QUERIES = 3 * PER;      // x 4 registers of values: 12 accumulators of 16 registers, or 24 of 32
+constexpr int AHEAD = 16;             // slots: so far in front of what is read, memory is asked for what comes
 
 inline int listed(const Pass& pass, int t) {
     return pass.prefix[t] + pass.extra_start[t + 1] - pass.extra_start[t];
@@ -87,17 +88,29 @@ inline void store_sums(float* const* to, int at, const wf* v) {
 #endif
 }
 
-// Scores of N registers of queries, `stride` floats apart, against the keys of slots[from .. to-1]. The values, which
-// are read next, are prefetched unless they are null.
+// What is read AHEAD slots after entry j of from .. to-1: of `now`, and then of `next`. It is prefetched a little at a
+// time, since a load waits while too many others are on their way.
+inline const float* coming(const float* now, const float* next, const int32_t* slots, int j, int from, int to,
+                           int dims) {
+    const int at = j + AHEAD;
+    return at < to ? now + (size_t)slots[at] * dims : next + (size_t)slots[std::min(at - to + from, to - 1)] * dims;
+}
+
+// gcc 12 leaves a function out that does nothing but prefetch, unless it is part of its caller from the first.
+[[gnu::always_inline]] inline void prefetch(const float* row, int dims) {
+    for (int d = 0; d < dims; d += PANEL) __builtin_prefetch(row + d, 0, 3);
+}
+
+// Scores of N registers of queries, `stride` floats apart, against the keys of slots[from .. to-1]. `next` are the
+// values, which are read next; null: nothing is prefetched.
 template <int N, bool WHOLE>
-void score(const float* queries, int stride, int dims, const float* keys, const float* values, const int32_t* slots,
+void score(const float* queries, int stride, int dims, const float* keys, const float* next, const int32_t* slots,
            int from, int to, float* const* scores) {
     for (int j = from; j < to; j += 4) {
         const float* key[4];
         for (int i = 0; i < 4; i++) {
-            const size_t row = (size_t)slots[std::min(j + i, to - 1)] * dims;
-            key[i] = keys + row;
-            for (int d = 0; d < dims && values; d += PANEL) __builtin_prefetch(values + row + d, 0, 2);
+            key[i] = keys + (size_t)slots[std::min(j + i, to - 1)] * dims;
+            if (next) prefetch(coming(keys, next, slots, j + i, from, to, dims), dims);
         }
         wf a[N * 4] = {};
         for (int d = 0; d < dims; d += LANES) {
@@ -116,18 +129,17 @@ void score(const float* queries, int stride, int dims, const float* keys, const 
     }
 }
 
-// to[g][d ..] += weights[g][j] * values of slots[j], over j = from .. to-1, N registers of dimensions from d on. The keys
-// of the chunk behind, which are read next, are prefetched unless they are null.
+// to[g][d ..] += weights[g][j] * values of slots[j], over j = from .. to-1, N registers of dimensions from d on. `next`
+// are the keys of the following chunk, which are read next; null: nothing is prefetched.
 template <int G, int N, bool WHOLE>
-void weigh(const float* const* weights, int d, int dims, const float* values, const float* keys, const int32_t* slots,
+void weigh(const float* const* weights, int d, int dims, const float* values, const float* next, const int32_t* slots,
            int from, int to, float* const* sums) {
     wf a[G * N];
 #pragma GCC unroll 32
     for (int i = 0; i < G * N; i++) a[i] = load<wf>(sums[i / N] + d + i % N * WIDE);
     for (int j = from; j < to; j++) {
         const float* value = values + (size_t)slots[j] * dims;
-        for (int ahead = 0; ahead < dims && keys; ahead += PANEL)
-            __builtin_prefetch(keys + (size_t)(slots[j] + CHUNK) * dims + ahead, 0, 2);
+        if (next) prefetch(coming(values, next, slots, j, from, to, dims), dims);
         wf weight[G];
 #pragma GCC unroll 6
         for (int g = 0; g < G; g++) weight[g] = splat<wf>(weights[g][j]);

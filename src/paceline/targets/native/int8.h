@@ -31,7 +31,7 @@ using ByteKernel = void (*)(const uint8_t* w, size_t panel_bytes, const float* x
 
 // Tokens x panels of a tile: sums as floats and as whole numbers stay in registers.
 #if defined(__AVX512F__)
-constexpr int BYTE_PANELS[] = {0, 4, 4, 3, 2, 2, 2, 1, 1};
+constexpr int BYTE_PANELS[] = {0, 2, 2, 2, 2, 2, 2, 1, 1};
 #elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int BYTE_PANELS[] = {0, 2, 1, 1, 1};
 #else

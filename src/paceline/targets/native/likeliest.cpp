@@ -21,6 +21,7 @@ namespace {
 constexpr float ROUNDING = 0x1p-22f;  // of a sum with a bias far above the products: theirs and the rough one's
 constexpr float SMALLEST = 1e-36f;  // near the end of their range floats are rounded by more than 2^-24 of them
 
+using Floats = Lanes<PANEL>::f;     // of panels
 using Sums = std::array<double, BLOCK>;  // of squares, which may be too small or large for floats
 
 double root_of_all(const Sums& sums) { return std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)); }
@@ -44,6 +45,44 @@ Margins margins_of(const float* x, const float* rounded, int inputs) {
     const double wrong = 1.001 * root_of_all(off), length = 1.001 * root_of_all(all);
     return {(float)(wrong + (1e-4 + inputs * 0x1p-22) * length), (float)(wrong + length)};
 }
+
+bool all_below(Floats values, float limit) {
+    return fold((Lanes<PANEL>::i)(values < Floats{} + limit), [](auto a, auto b) { return a & b; })[0];
+}
+
+// What products in bytes say of a row: of each panel, between which numbers its largest sum lies.
+struct Peaks {
+    const float* const peak;
+    const Rough& rough;
+    const Margins margins;
+
+    Floats high(int panel) const { return load<Floats>(peak + panel) + off(panel); }
+    Floats low(int panel) const { return load<Floats>(peak + panel) - off(panel); }
+
+    // The panel whose lower end is highest.
+    int most_certain(int panels) const {
+        Floats most = low(0);
+        Lanes<PANEL>::i at = {};
+        for (int i = PANEL; i < panels; i += PANEL) {
+            const int from = std::min(i, panels - PANEL);
+            const Floats next = low(from);
+            at = next > most ? at * 0 + from : at;
+            most = next > most ? next : most;
+        }
+        int lane = 0;
+        for (int i = 1; i < PANEL; i++)
+            if (most[i] > most[lane]) lane = i;
+        return at[lane] + lane;
+    }
+
+  private:
+    Floats off(int panel) const {
+        const Floats sum = load<Floats>(peak + panel), size = sum < 0.0f ? -sum : sum;
+        Floats off = margins.length * load<Floats>(rough.lengths + panel) + size * ROUNDING + SMALLEST;
+        if (rough.off) off += margins.off * load<Floats>(rough.off + panel);
+        return off;
+    }
+};
 
 }  // namespace
 
@@ -80,20 +119,33 @@ void likeliest_rows(Team& team, const Matrix& w, const Rough& rough, float scale
     });
     gemm(team, blocks, rounded, ldr, tokens, peaks, panels, PEAKS);
     team.each(tokens, 1, [&](int t, int) {
-        const float *peak = peaks + (size_t)t * panels, *row = x + (size_t)t * ldx;
-        const auto off = [&](int i) {
-            return margins[t].length * rough.lengths[i] + (rough.off ? margins[t].off * rough.off[i] : 0.0f) +
-                   std::abs(peak[i]) * ROUNDING + SMALLEST;
-        };
-        float least = -std::numeric_limits<float>::infinity(), most = least;  // of the largest; the largest so far
-        for (int i = 0; i < panels; i++) least = std::max(least, peak[i] - off(i));
+        const float* const row = x + (size_t)t * ldx;
+        const Peaks found{peaks + (size_t)t * panels, rough, margins[t]};
+        // The largest so far, with the factor and without.
+        float most = -std::numeric_limits<float>::infinity(), least = most;
         likeliest[t] = 0;
-        for (int i = 0; i < panels; i++) {
-            if (peak[i] + off(i) < least) continue;  // false for what is no number
+        const auto compute = [&](int panel) {
             alignas(64) float sums[PANEL];
-            gemm_panel(w, i, row, sums);
-            for (int j = 0; j < std::min(PANEL, w.outputs - i * PANEL); j++)
-                if (const float logit = sums[j] * scale; logit > most) most = logit, likeliest[t] = i * PANEL + j;
+            gemm_panel(w, panel, row, sums);
+            for (int i = 0; i < std::min(PANEL, w.outputs - panel * PANEL); i++) {
+                const float logit = sums[i] * scale;
+                const int at = panel * PANEL + i;
+                if (logit > most || (logit == most && at < likeliest[t])) most = logit, likeliest[t] = at;
+                least = std::max(least, sums[i]);
+            }
+        };
+        if (panels < PANEL) {
+            for (int panel = 0; panel < panels; panel++) compute(panel);
+            return;
+        }
+        const int best = found.most_certain(panels);
+        compute(best);  // first, as it leaves few others
+        for (int i = 0; i < panels; i += PANEL) {
+            const int from = std::min(i, panels - PANEL);
+            const Floats high = found.high(from);
+            if (all_below(high, least)) continue;
+            for (int lane = 0; lane < PANEL; lane++)  // also what is no number
+                if (from + lane != best && !(high[lane] < least)) compute(from + lane);
         }
     });
 }
