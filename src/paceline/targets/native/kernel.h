@@ -9,6 +9,10 @@
 namespace paceline::PACELINE_ISA {
 namespace {
 
+// Of a panel, in bytes: so far in front of what is read, one or two tokens bring weights into the L1 cache. More tokens
+// take so long that the processor does it.
+constexpr int CLOSE = 2560;
+
 // acc[token][16 P outputs] += x * w over `count` inputs, M tokens x P panels that lie `panel_bytes` apart.
 template <class S, int M, int P>
 void kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int count, float* acc, Ahead ahead) {
@@ -17,11 +21,16 @@ void kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int c
     for (int i = 0; i < M * P * VECTORS; i++) a[i] = load<wf>(acc + i * WIDE);
     for (int k = 0; k < count; w += S::bytes)
         for (int part = 0; part < S::block; part += S::unit, k += S::unit) {
+            const int bytes = S::bytes * part / S::block, end = S::bytes * (part + S::unit) / S::block;
             const uint8_t* numbers[P];
             wf d[P * VECTORS], m[P * VECTORS];  // as arrays of structures gcc 12 stores them, and `a`, at every turn
 #pragma GCC unroll 4
-            for (int panel = 0; panel < P; panel++)
-                numbers[panel] = S::unit_at(w + panel * panel_bytes, part, d + panel * VECTORS, m + panel * VECTORS);
+            for (int panel = 0; panel < P; panel++) {
+                const uint8_t* at = w + panel * panel_bytes;
+                for (int line = bytes; M <= 2 && line < end; line += 64)
+                    __builtin_prefetch(at + CLOSE + line, 0, 3);
+                numbers[panel] = S::unit_at(at, part, d + panel * VECTORS, m + panel * VECTORS);
+            }
             for (int turn = 0; turn < S::unit; turn += TURN, ahead.at += ahead.step) {
                 for (int line = 0; line < ahead.step; line += 64) __builtin_prefetch(ahead.at + line, 0, 3);
 #pragma GCC unroll 8
