@@ -164,6 +164,22 @@ def test_a_path_through_a_tree_is_a_chain(pair: tuple[NativeTarget, Target], len
     assert torch.equal(after, chunked(native, torch.cat([context, path, torch.tensor([3])]), 5)[-1])
 
 
+def test_a_prompt_leaves_what_a_pass_does(pair: tuple[NativeTarget, Target]) -> None:
+    """Whether or not somebody reads what leaves the last layer, which is not computed else."""
+    native, _ = pair
+    ids, layers, stores = random_ids(70), native.num_layers, []
+    for taps in [(), (0, layers - 1), (layers,)]:
+        cache = native.new_cache(1, 80)
+        tapped = native.prefill(ids.tolist(), cache, taps, chunk=50)
+        whole = native.new_cache(1, 80)
+        out = native.forward(Span(ids[None], np.zeros(1, np.int64)), whole, taps)
+        for tap in taps:
+            assert torch.equal(tapped[tap], out.taps[tap][0])
+        stores += [cache.store, whole.store]
+    for store in stores:
+        assert torch.equal(store, stores[0])
+
+
 def test_a_row_of_a_batch_is_alone(llama: NativeTarget) -> None:
     contexts = [random_ids(length, seed=length) for length in (3, 150, 40)]
     batch = llama.new_cache(3, 160)

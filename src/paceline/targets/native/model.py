@@ -256,6 +256,7 @@ class NativeModel:
         entry: Entry | None = None,
         states: Sequence[Float[Tensor, "tokens hidden"]] = (),
         skip: bytes | None = None,
+        unread: bool = False,
         beside: Float[Tensor, "tokens hidden"] | None = None,
         taps: Mapping[int, Float[Tensor, "tokens hidden"]] | None = None,
         logits: Float[Tensor, "last vocab"] | None = None,
@@ -271,6 +272,7 @@ class NativeModel:
             context: positions end here.
             entry: makes what enters of the span's tokens and the pieces of `states`; `hidden` need not hold anything.
             skip: two flags a layer of the range: leave out its attention, its MLP.
+            unread: nothing reads what leaves the last layer. It stores keys and values only.
             beside: what the attention of layer `start` reads besides, see `Target.layers`.
             taps: filled with what enters these layers, which are above `start` and at most `stop`.
             logits: filled with those of the last tokens: final norm and output matrix.
@@ -287,7 +289,7 @@ class NativeModel:
         call = CCall()
         place = ids.shape[0], ids.shape[1], span.offset, context, starts.ctypes.data
         call.span = CSpan(*place, pointer(depths), pointer(ancestors))
-        call.threads, call.first, call.last = torch.get_num_threads(), start, stop
+        call.threads, call.first, call.last, call.unread = torch.get_num_threads(), start, stop, unread
         tables = [(rope.cos, rope.sin) for rope in ropes]  # held until the end: another thread may grow them
         for at, (cosine, sine) in enumerate(tables):
             call.cosine[at], call.sine[at] = cosine.data_ptr(), sine.data_ptr()

@@ -128,6 +128,7 @@ struct Call {  // a pass as Python asks for it
     int32_t threads;
     int32_t first, last;         // of the layers, and the one behind them
     int32_t logits_from;         // the first token that has logits
+    int32_t unread;              // nothing reads what leaves the last layer, which then stores keys and values only
     const float *cosine[ROPES], *sine[ROPES];  // tables [positions, rotary / 2]
     const Stored* cache;         // of each layer
     Entry entry;

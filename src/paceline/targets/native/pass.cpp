@@ -61,6 +61,7 @@ class LayerPass {
           hidden_(hidden) {}
 
     void run(bool attend, bool transform, const float* beside) const {
+        if (p_.unread && index_ + 1 == p_.last) return store(beside);
         if (attend) this->attend(beside);
         if (attend && !m_.parallel) add(layer_.out, b_.attended, b_.lda, layer_.attention_post_norm, &layer_.gate_up);
         if (transform) enter_mlp();
@@ -69,11 +70,16 @@ class LayerPass {
     }
 
   private:
-    void attend(const float* beside) const {
+    // Queries, keys and values; the latter two where later tokens find them.
+    void store(const float* beside) const {
         if (beside) norm_rows(team_, Norm(), beside, m_.hidden, p_.tokens, m_.hidden, b_.x + m_.hidden, b_.ldx);
         norm_rows(team_, layer_.attention_norm, hidden_, m_.hidden, p_.tokens, m_.hidden, b_.x, b_.ldx, &layer_.qkv);
         gemm(team_, layer_.qkv, b_.x, b_.ldx, p_.tokens, b_.qkv, b_.ldq, STORE, &layer_.out);
         place_heads(team_, m_, layer_, p_, index_, b_.qkv, b_.ldq);
+    }
+
+    void attend(const float* beside) const {
+        store(beside);
         attention(team_, m_, p_, index_, b_.qkv, b_.ldq, b_.attended, b_.lda, b_.parts);
         round_inputs(team_, layer_.out, b_.attended, b_.lda, p_.tokens);
     }

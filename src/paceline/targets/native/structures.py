@@ -51,7 +51,7 @@ class CEntry(ctypes.Structure):
 class CCall(ctypes.Structure):
     _fields_ = (
         ("span", CSpan),
-        *((name, ctypes.c_int32) for name in ("threads", "first", "last", "logits_from")),
+        *((name, ctypes.c_int32) for name in ("threads", "first", "last", "logits_from", "unread")),
         *((name, ctypes.c_void_p * ROPES) for name in ("cosine", "sine")),
         ("cache", ctypes.c_void_p),
         ("entry", CEntry),

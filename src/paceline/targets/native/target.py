@@ -136,12 +136,15 @@ class NativeTarget(Target):
         skip: Collection[tuple[int, str]] = (),
         beside: Tensor | None = None,
         taps: Mapping[int, Tensor] | None = None,
+        unread: bool = False,
     ) -> Float[Tensor, "batch width hidden"]:
-        """See `Target.layers`. `taps` is filled with what enters these layers, above `start` and up to `stop`."""
+        """See `Target.layers`. `taps` is filled with what enters these layers, above `start` and up to `stop`. What is
+        `unread` is not computed.
+        """
         hidden = hidden.clone(memory_format=torch.contiguous_format)  # the pass works in place
         flags = bytes((i, part) in skip for i in range(start, stop) for part in ("attention", "mlp")) if skip else None
         other = None if beside is None else beside.contiguous()
-        self._run(hidden, span, cache, start, stop, skip=flags, beside=other, taps=taps)
+        self._run(hidden, span, cache, start, stop, skip=flags, beside=other, taps=taps, unread=unread)
         return hidden
 
     def forward(
@@ -192,6 +195,14 @@ class NativeTarget(Target):
         outputs = {"logits": logits, "likeliest": likeliest[..., None]}
         self._run(moving, span, cache, start, self.num_layers, entry=entry, taps=tapped, **outputs)
         return moving, tapped, likeliest
+
+    def _prefill_pass(self, span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
+        """Of a prompt, later tokens read keys and values, and drafters what is tapped."""
+        check_taps(taps, 0)
+        hidden = self.embed(span)
+        tapped = _room_for(taps, 0, hidden, hidden.shape)
+        self.layers(hidden, span, cache, 0, self.num_layers, taps=tapped, unread=self.num_layers not in taps)
+        return tapped
 
     def _layers_tapped(
         self, hidden: Tensor, span: Span, cache: KVCache, start: int, taps: Collection[int]
