@@ -147,6 +147,13 @@ void find_successors(const Ngrams& ngrams, const int64_t* context, Successors& f
     const int64_t* end = context + rule.order - 1;
     found.size = 0;
     if (rule.literal) return find_literally(ngrams, end, found);
+    for (int order = rule.order; order > 1; order--) {  // all at once: memory takes longer than anything else here
+        const uint64_t hashed = hash(end, order);
+        for (const Counts* counts : {&ngrams.own, &ngrams.shared})
+            __builtin_prefetch(counts->slots + ((int64_t)(hashed >> 32) & (counts->slot_count - 1)));
+        const int64_t first = end[1 - order];
+        if (first >= 0) __builtin_prefetch(ngrams.tables[rule.order - order].heads + first);
+    }
     double left = 1;
     for (int order = rule.order; order > 1; order--) {
         const uint64_t hashed = hash(end, order);
