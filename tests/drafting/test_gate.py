@@ -109,3 +109,31 @@ def test_a_source_that_was_slow_once_is_asked_again() -> None:
     for _ in range(200):
         stopwatch.idle()
     assert stopwatch.seconds == pytest.approx(1.0)
+
+
+def test_what_was_asked_in_vain_is_asked_ever_more_rarely() -> None:
+    """Until it is asked in two rounds running."""
+    stopwatch, waits = Stopwatch(), []
+    stopwatch.learn(8.0)
+    for _ in range(4):
+        waits.append(0)
+        while stopwatch.seconds > 1.0:
+            stopwatch.idle()
+            waits[-1] += 1
+        stopwatch.learn(8.0)
+    assert waits == pytest.approx([600, 1200, 1800, 2400], abs=1)
+    stopwatch.learn(8.0)
+    for _ in range(200):
+        stopwatch.idle()
+    assert stopwatch.seconds == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("of", ["own", "before"])
+def test_beliefs_follow_at_once(of: str) -> None:
+    """Whoever learned."""
+    known = Gate()
+    gate, random = Gate(known), Random(0)
+    assert sum(gate.asks(0.0, 0.1, random) for _ in range(100)) > 50
+    for _ in range(300):
+        (gate if of == "own" else known).learn(0.0, -1.0)
+    assert not any(gate.asks(0.0, 0.1, random) for _ in range(100))

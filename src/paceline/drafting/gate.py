@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import isfinite, pow, sqrt
 from random import Random
 
 EDGES = (0.02, 0.1, 0.3, 0.8)  # of what is gained without the source: what it adds depends on it
@@ -16,12 +16,13 @@ LEAST = 1e-3  # variance that is always left
 FIRST = 5  # times in which it may come down at once: the very first is slow for its own reasons
 STEP = 1.1  # the factor by which one round may change what asking is thought to take
 HOPEFUL = 0.5 ** (1 / 200)
+LONG = 50  # rounds without asking
 
 
 class Stopwatch:
     """What asking a source takes: near the median of what was measured lately, so that other programs' bursts count for
     little. The longer ago it was asked, the less it is thought to take: it is asked again some time, and what is seen
-    then counts the more.
+    then counts the more. The more often it was asked in vain, the longer that takes.
 
     Args:
         hopeful: each round without asking, it is thought to take so much less.
@@ -29,10 +30,11 @@ class Stopwatch:
 
     def __init__(self, hopeful: float = HOPEFUL) -> None:
         self._seconds, self._idle, self._asked, self._hopeful = 0.0, 0, 0, hopeful
+        self._in_vain = 0  # times that it was asked after a long while, and not in the next round
 
     @property
     def seconds(self) -> float:
-        return self._seconds * self._hopeful**self._idle
+        return self._seconds * pow(self._hopeful, self._idle / (1 + self._in_vain))
 
     def idle(self) -> None:
         """It was not asked this round."""
@@ -41,6 +43,10 @@ class Stopwatch:
     def learn(self, seconds: float) -> None:
         """Asking took so long this round."""
         self._asked += 1
+        if self._idle >= LONG:
+            self._in_vain += 1
+        elif not self._idle:
+            self._in_vain = 0
         if self._seconds:
             most = STEP ** (1 + min(self._idle, 100))
             least = 0.0 if self._asked <= FIRST else self._seconds / most
@@ -63,6 +69,8 @@ class Gate:
         self._before, self._fading, self._weight = before, fading, weight
         self._seen = [[0.0, 0.0, 0.0] for _ in range(len(EDGES) + 1)]  # count, sum and squares of gains, fading
         self._beliefs: dict[int, tuple[float, float, float]] = {}  # by kind, until something else is seen
+        self._means: dict[int, tuple[int, float, float]] = {}  # by kind: changes there were, mean, its deviation
+        self._changes = 0
 
     def asks(self, without: float, lost: float, random: Random) -> bool:
         """Whether to ask the source.
@@ -71,15 +79,16 @@ class Gate:
             without: tokens that the round gains already.
             lost: tokens that the time for asking would bring otherwise.
         """
-        mean, variance, count = self._belief(bisect(EDGES, without))
-        return random.gauss(mean, sqrt(variance / count)) > lost
+        mean, deviation = self._of_mean(bisect(EDGES, without))
+        return random.gauss(mean, deviation) > lost
 
     def learn(self, without: float, gain: float) -> None:
         """It was asked, and brought so much."""
-        seen = self._seen[bisect(EDGES, without)]
-        for at, value in enumerate((1.0, gain, gain**2)):
-            seen[at] = seen[at] * self._fading + value
+        kind, fading = bisect(EDGES, without), self._fading
+        count, total, squares = self._seen[kind]
+        self._seen[kind] = [count * fading + 1.0, total * fading + gain, squares * fading + gain * gain]
         self._beliefs.clear()
+        self._changes += 1
         if self._before:
             self._before.learn(without, gain)
 
@@ -95,6 +104,16 @@ class Gate:
             raise ValueError("a gate has a count, a sum and squares by kind")
         self._seen = found
         self._beliefs.clear()
+        self._changes += 1
+
+    def _of_mean(self, kind: int) -> tuple[float, float]:
+        """What is believed of the mean, and how sure that is: computed anew when this or `before` has learned."""
+        changes = self._changes + (self._before._changes if self._before else 0)
+        known = self._means.get(kind)
+        if known is None or known[0] != changes:
+            mean, variance, count = self._belief(kind)
+            known = self._means[kind] = changes, mean, sqrt(variance / count)
+        return known[1], known[2]
 
     def _belief(self, kind: int) -> tuple[float, float, float]:
         """Mean, variance and how many rounds they rest on."""
