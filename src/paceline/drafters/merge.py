@@ -137,8 +137,8 @@ class Merge(TreeDrafter):
     def _gather(self, rows: Sequence[Row], pools: Sequence[Pool]) -> None:
         """Fill the pools with the candidates of all drafters that are asked, the cheap ones first."""
         depths = [reach(row) for row in rows]
+        open_rows = [row for row in rows if depths[row.slot]]
         for at, stopwatch in self.stopwatches.items():
-            open_rows = [row for row in rows if depths[row.slot]]
             asked = [row for row in open_rows if pools[row.slot].asks(at, self._takes(at, row), self.random)]
             if at in self.paid:
                 self._wake(at, rows, asked)

@@ -18,6 +18,9 @@ STEP = 1.1  # the factor by which one round may change what asking is thought to
 HOPEFUL = 0.5 ** (1 / 200)
 LONG = 50  # rounds without asking
 
+Seen = tuple[float, float, float]  # a count of gains, their sum, the sum of their squares
+NOTHING: Seen = (0.0, 0.0, 0.0)
+
 
 class Stopwatch:
     """What asking a source takes: near the median of what was measured lately, so that other programs' bursts count for
@@ -67,7 +70,8 @@ class Gate:
 
     def __init__(self, before: Gate | None = None, fading: float = FADING, weight: float = WEIGHT) -> None:
         self._before, self._fading, self._weight = before, fading, weight
-        self._seen = [[0.0, 0.0, 0.0] for _ in range(len(EDGES) + 1)]  # count, sum and squares of gains, fading
+        self._seen = [NOTHING] * (len(EDGES) + 1)  # count, sum and squares of gains, fading
+        self._all = NOTHING  # of these together
         self._beliefs: dict[int, tuple[float, float, float]] = {}  # by kind, until something else is seen
         self._means: dict[int, tuple[int, float, float]] = {}  # by kind: changes there were, mean, its deviation
         self._changes = 0
@@ -85,8 +89,9 @@ class Gate:
     def learn(self, without: float, gain: float) -> None:
         """It was asked, and brought so much."""
         kind, fading = bisect(EDGES, without), self._fading
-        count, total, squares = self._seen[kind]
-        self._seen[kind] = [count * fading + 1.0, total * fading + gain, squares * fading + gain * gain]
+        count, total, squares = before = self._seen[kind]
+        self._seen[kind] = after = count * fading + 1.0, total * fading + gain, squares * fading + gain * gain
+        self._all = _moved(self._all, before, after)
         self._beliefs.clear()
         self._changes += 1
         if self._before:
@@ -98,11 +103,14 @@ class Gate:
 
     def restore(self, kept: Sequence[Sequence[float]]) -> None:
         """Go on from what another had seen. Raises ValueError for what none could have."""
-        found = [[float(value) for value in seen] for seen in kept]
+        found = [tuple(float(value) for value in seen) for seen in kept]
         whole = len(found) == len(self._seen) and all(len(seen) == 3 for seen in found)
         if not whole or not all(isfinite(value) and seen[0] >= 0 for seen in found for value in seen):
             raise ValueError("a gate has a count, a sum and squares by kind")
-        self._seen = found
+        self._seen = [(count, total, squares) for count, total, squares in found]
+        self._all = NOTHING
+        for seen in self._seen:
+            self._all = _moved(self._all, NOTHING, seen)
         self._beliefs.clear()
         self._changes += 1
 
@@ -126,12 +134,17 @@ class Gate:
 
     def _first_belief(self, kind: int) -> tuple[float, float, float]:
         """A source that is new to rounds of a kind is expected to do there what it did in those of other kinds."""
-        others = [sum(seen[at] for seen in self._seen) - self._seen[kind][at] for at in range(3)]
+        others = _moved(self._all, self._seen[kind], NOTHING)
         mean, variance, _ = _updated(HOPE, SPREAD**2, self._weight, others)
         return _updated(mean, variance, self._weight, self._seen[kind])
 
 
-def _updated(mean: float, variance: float, weight: float, seen: Sequence[float]) -> tuple[float, float, float]:
+def _moved(seen: Seen, before: Seen, after: Seen) -> Seen:
+    """With `after` in place of `before`."""
+    return seen[0] - before[0] + after[0], seen[1] - before[1] + after[1], seen[2] - before[2] + after[2]
+
+
+def _updated(mean: float, variance: float, weight: float, seen: Seen) -> tuple[float, float, float]:
     """Mean, variance and weight of what is believed, after a count, a sum and squares of gains."""
     count, total, squares = seen
     together = weight + count
