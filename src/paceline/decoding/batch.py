@@ -13,6 +13,7 @@ from paceline.clock import now
 from paceline.decoding.leading import leads, take_lead
 from paceline.decoding.reading import Reading
 from paceline.decoding.request import CANCELLED, FAILED, NO_ROW, Request
+from paceline.drafting.gate import Stopwatch
 from paceline.errors import ContextOverflow, require
 from paceline.targets.target import PREFILL_CHUNK
 
@@ -51,6 +52,8 @@ class RunningBatch:
         self._cache: KVCache | None = None
         self._followed = False  # whether the drafter's buffers are made for this cache
         self._fixed, self._runs = rows is not None, 0
+        self._ended: float | None = None  # when the last round did, if there is more to decode
+        self._between = Stopwatch()  # how long it takes from there to the next
         if rows is not None and slots is not None:
             require(min(rows, slots) >= 1, f"an engine has at least 1 row and 1 slot, not {rows} and {slots}")
             self._allocate(rows, slots)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from paceline.clock import now
 from paceline.decoding.batch import RunningBatch
 from paceline.decoding.request import CANCELLED, NO_ROW, Request
 from paceline.decoding.stats import Clock, Round
@@ -71,6 +72,7 @@ class Engine(RunningBatch):
         Raises:
             OptionError: another engine is decoding with this engine's drafter.
         """
+        self._learn_between()
         self._admit()
         try:
             emitted = self._round(self._rows) if self._rows else []
@@ -83,6 +85,8 @@ class Engine(RunningBatch):
             if request.finish_reason:
                 self._leave(request)
         self._release()
+        if self._rows:
+            self._ended = now()
         return emitted
 
     def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
@@ -172,6 +176,13 @@ class Engine(RunningBatch):
             # Not of rounds whose last forward gave no token: they took longer than their length says.
             if rounds and drafter.forwards in (None, depth):
                 rounds.observe(depth, seconds["draft"] + after_draft)
+
+    def _learn_between(self) -> None:
+        """What passed since the last round, while there was something to decode."""
+        ended, self._ended = self._ended, None
+        if ended is not None and (passes := known_costs(self.target)):
+            self._between.learn(now() - ended)
+            passes.between = self._between.seconds
 
     def _accept(self, row: Request, tree: TokenTree, outcome: Outcome, out: PassOutput) -> list[int]:
         """Tell the request, its policy and the drafter what became of a tree; returns the tokens that were output."""

@@ -68,7 +68,7 @@ def spend(shares: Sequence[Share], rows: int) -> Spent:
     most = max(gains)
     probed = costs.probe(widths, gains, rate)
     best = narrow + (gains.index(most) if probed is None else widths.index(probed))
-    taken = seconds[best - narrow] / rows
+    taken = (seconds[best - narrow] + costs.between) / rows
     trees = [
         share.budget.verify(share.plan, min(best - share.others, len(share.plan.order)), taken + share.drafting)
         for share in shares

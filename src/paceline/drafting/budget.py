@@ -89,7 +89,8 @@ class Selection(NamedTuple):
     Attributes:
         order: its nodes, the most probable first.
         probabilities: of these, that they are accepted.
-        costs, widths: of the pass, by how many of them are verified: seconds of the request's share, tokens.
+        costs, widths: of the round, by how many of them are verified: seconds of the request's share, without drafting,
+            and tokens.
         gains: tokens that so many are expected to bring, less those that their time would bring otherwise.
         rate: these, a second of a pass.
     """
@@ -130,7 +131,8 @@ class Budget:
 
     def rate(self, rows: int, slots: float | None = None) -> float:
         """Tokens a second of this request when `rows` of them share a pass, all wanting as much as it does."""
-        return (START + self._tokens) / (START * self.costs(rows, slots, rows) / rows + self._seconds)
+        plain = (self.costs(rows, slots, rows) + self.costs.between) / rows
+        return (START + self._tokens) / (START * plain + self._seconds)
 
     def min_score(self, rows: int, drafting: float = 0.0) -> float:
         """Candidates with lower scores than this are as good as never worth verifying. If a level takes `drafting`
@@ -157,12 +159,13 @@ class Budget:
         """
         if not tree.drafted:
             width = rows * (others + 1)
-            return Selection(tree, [], [], [self.costs(width, slots, rows) / rows], [width], [0.0], 0.0)
+            seconds = (self.costs(width, slots, rows) + self.costs.between) / rows
+            return Selection(tree, [], [], [seconds], [width], [0.0], 0.0)
         rate = self.rate(rows, slots)
         probabilities = self._probabilities(tree)
         order = best_first(probabilities)[:nodes]
         widths = range(rows * (others + 1), rows * (others + 1 + len(order)) + 1, rows)
-        costs = [seconds / rows for seconds in self.costs.series(widths, slots, rows)]
+        costs = [(seconds + self.costs.between) / rows for seconds in self.costs.series(widths, slots, rows)]
         probabilities = [probabilities[node] for node in order]
         gains = [0.0]
         for count, probability in enumerate(probabilities, start=1):

@@ -37,9 +37,15 @@ class Costs:
         context: n of these passes.
         read, score: seconds for each further token in the cache: of a row, and of a new token.
 
+    Attributes:
+        between: seconds from the end of a round to the next, in which its tokens are put to use. They belong to a
+            round's time, but not to what a wider pass costs.
+
     Raises:
         OptionError: fewer than two widths, or costs that are not above 0.
     """
+
+    between = 0.0
 
     def __init__(
         self, passes: Mapping[int, float], *, context: float = 0.0, read: float = 0.0, score: float = 0.0
