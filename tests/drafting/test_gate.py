@@ -113,7 +113,7 @@ def test_a_source_that_was_slow_once_is_asked_again() -> None:
 
 def test_what_was_asked_in_vain_is_asked_ever_more_rarely() -> None:
     """Until it is asked in two rounds running."""
-    stopwatch, waits = Stopwatch(), []
+    stopwatch, waits = Stopwatch(patient=True), []
     stopwatch.learn(8.0)
     for _ in range(4):
         waits.append(0)

@@ -83,8 +83,8 @@ class Merge(TreeDrafter):
         self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
         self.random = Random(0)
         self.known = {at: Gate() for at in (*self.free, *self.paid)}  # what all requests have shown
-        self.stopwatches = {at: Stopwatch() for at in self.known}
-        self.waking = {at: Stopwatch() for at in self.paid}  # reading what came while it was not asked
+        self.stopwatches = {at: Stopwatch(patient=at in self.paid) for at in self.known}
+        self.waking = {at: Stopwatch(patient=True) for at in self.paid}  # reading what came while it was not asked
 
     def max_nodes(self, depth: int) -> int:
         merged = self.max_candidates + sum(part.max_nodes(depth) for part in self.whole.values())

@@ -25,15 +25,16 @@ NOTHING: Seen = (0.0, 0.0, 0.0)
 class Stopwatch:
     """What asking a source takes: near the median of what was measured lately, so that other programs' bursts count for
     little. The longer ago it was asked, the less it is thought to take: it is asked again some time, and what is seen
-    then counts the more. The more often it was asked in vain, the longer that takes.
+    then counts the more.
 
     Args:
         hopeful: each round without asking, it is thought to take so much less.
+        patient: the more often it was asked in vain, the longer that takes; for what takes long.
     """
 
-    def __init__(self, hopeful: float = HOPEFUL) -> None:
+    def __init__(self, hopeful: float = HOPEFUL, patient: bool = False) -> None:
         self._seconds, self._idle, self._asked, self._hopeful = 0.0, 0, 0, hopeful
-        self._in_vain = 0  # times that it was asked after a long while, and not in the next round
+        self._patient, self._in_vain = patient, 0  # times that it was asked after a long while, and not in the next round
 
     @property
     def seconds(self) -> float:
@@ -47,7 +48,7 @@ class Stopwatch:
         """Asking took so long this round."""
         self._asked += 1
         if self._idle >= LONG:
-            self._in_vain += 1
+            self._in_vain += self._patient
         elif not self._idle:
             self._in_vain = 0
         if self._seconds:

@@ -6,11 +6,11 @@ from random import Random
 
 from paceline.drafting.gate import Gate, Stopwatch
 
-FIRST = 8  # rounds that say too little
+FIRST = 32  # rounds that say too little: drafters are not trusted much before they are known
 MUCH = 0.3  # tokens; a round that brings so many is followed by another
 LITTLE = 0.015  # tokens that the time for drafting would bring: a pause would save less than it might miss
 FADING = 0.5 ** (1 / 40)  # texts change: what drafts were worth counts half after so many rounds,
-HOPEFUL = 0.5 ** (1 / 16)  # and during a pause drafting is soon thought to take little
+HOPEFUL = 0.5 ** (1 / 5)  # and during a pause drafting is soon thought to take little
 
 
 class Pause:
@@ -55,5 +55,5 @@ class _Known:
     """Of so many requests."""
 
     def __init__(self) -> None:
-        self.gate, self.stopwatch = Gate(fading=FADING, weight=1.0), Stopwatch(HOPEFUL)
+        self.gate, self.stopwatch = Gate(fading=FADING), Stopwatch(HOPEFUL)
         self.rate, self.rounds, self.paid, self.lost = 0.0, 0, False, 0.0
