@@ -10,7 +10,7 @@ FIRST = 32  # rounds that say too little: drafters are not trusted much before t
 MUCH = 0.3  # tokens; a round that brings so many is followed by another
 LITTLE = 0.015  # tokens that the time for drafting would bring: a pause would save less than it might miss
 FADING = 0.5 ** (1 / 40)  # texts change: what drafts were worth counts half after so many rounds,
-HOPEFUL = 0.5 ** (1 / 5)  # and during a pause drafting is soon thought to take little
+HOPEFUL = 0.5 ** (1 / 8)  # and during a pause drafting is soon thought to take little
 
 
 class Pause:
