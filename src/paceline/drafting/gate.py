@@ -34,7 +34,8 @@ class Stopwatch:
 
     def __init__(self, hopeful: float = HOPEFUL, patient: bool = False) -> None:
         self._seconds, self._idle, self._asked, self._hopeful = 0.0, 0, 0, hopeful
-        self._patient, self._in_vain = patient, 0  # times that it was asked after a long while, and not in the next round
+        self._patient = patient
+        self._in_vain = 0  # times that it was asked after a long while, and not in the next round
 
     @property
     def seconds(self) -> float:
