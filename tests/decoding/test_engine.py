@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import Oracle, hf_greedy, perturbed, small_neox
+from paceline.clock import MadeUpClock, made_up
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.decoding.stats import PHASES, Clock, Round, Stats
@@ -20,12 +21,15 @@ from paceline.drafters.none import NoDrafter
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.drafting.autoregressive import Step
 from paceline.drafting.base import Row
+from paceline.drafting.budget import Budget
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import ContextOverflow, OptionError
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
+from paceline.targets.cost_model import Costs
+from paceline.targets.costs import set_costs
 from paceline.targets.target import BlockTarget, PassOutput, Target
 from tiny import small_llama
 
@@ -455,3 +459,21 @@ class TestSteps:
     def test_sizes_that_are_none(self, size: dict[str, int]) -> None:
         with pytest.raises(OptionError, match=r"rows and slots|1 row and 1 slot"):
             self.engine(**size)
+
+
+def test_what_passes_between_rounds_counts() -> None:
+    """While there is something to decode: a rest is no round's time."""
+    target = BlockTarget(small_llama())
+    costs = set_costs(target, Costs({1: 1.0, 16: 1.1}))
+    engine, alone = Engine(target, NoDrafter(target), rows=1, slots=33), Budget(costs).rate(1)
+    with made_up(MadeUpClock()) as clock:
+        for _ in range(2):
+            request = Request([1, 2, 3], limit=10, policy=Fixed(k=4))
+            engine.add(request)
+            for _ in range(4):
+                engine.step()
+                clock.spend(0.25)
+            engine.cancel(request)
+            clock.spend(1000.0)
+    assert costs.between == pytest.approx(0.25)
+    assert Budget(costs).rate(1) == pytest.approx(alone / 1.25)

@@ -52,8 +52,8 @@ class RunningBatch:
         self._cache: KVCache | None = None
         self._followed = False  # whether the drafter's buffers are made for this cache
         self._fixed, self._runs = rows is not None, 0
-        self._ended: float | None = None  # when the last round did, if there is more to decode
-        self._between = Stopwatch()  # how long it takes from there to the next
+        self._ended = 0.0  # when the last step did
+        self._between = Stopwatch()  # from there to the next, while there is something to decode
         if rows is not None and slots is not None:
             require(min(rows, slots) >= 1, f"an engine has at least 1 row and 1 slot, not {rows} and {slots}")
             self._allocate(rows, slots)

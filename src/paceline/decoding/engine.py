@@ -85,8 +85,7 @@ class Engine(RunningBatch):
             if request.finish_reason:
                 self._leave(request)
         self._release()
-        if self._rows:
-            self._ended = now()
+        self._ended = now()
         return emitted
 
     def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
@@ -178,10 +177,9 @@ class Engine(RunningBatch):
                 rounds.observe(depth, seconds["draft"] + after_draft)
 
     def _learn_between(self) -> None:
-        """What passed since the last round, while there was something to decode."""
-        ended, self._ended = self._ended, None
-        if ended is not None and (passes := known_costs(self.target)):
-            self._between.learn(now() - ended)
+        """What passed since the last step, which left something to decode."""
+        if self._rows and (passes := known_costs(self.target)):
+            self._between.learn(now() - self._ended)
             passes.between = self._between.seconds
 
     def _accept(self, row: Request, tree: TokenTree, outcome: Outcome, out: PassOutput) -> list[int]:

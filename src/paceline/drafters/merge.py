@@ -161,10 +161,9 @@ class Merge(TreeDrafter):
         That happens once, and says nothing of what asking every round takes: it is timed by itself.
         """
         views = [row.state.memory[at] for row in rows]
-        if not asked and not any(view.asked for view in views):
-            return self.waking[at].idle()
-        woken = sum(not view.asked and row in asked for row, view in zip(rows, views, strict=True))
+        woken = 0
         for row, view in zip(rows, views, strict=True):
+            woken += row in asked and not view.asked
             view.asked = row in asked
         started = now()
         if asked:

@@ -74,9 +74,6 @@ class Gate:
         self._before, self._fading, self._weight = before, fading, weight
         self._seen = [NOTHING] * (len(EDGES) + 1)  # count, sum and squares of gains, fading
         self._all = NOTHING  # of these together
-        self._beliefs: dict[int, tuple[float, float, float]] = {}  # by kind, until something else is seen
-        self._means: dict[int, tuple[int, float, float]] = {}  # by kind: changes there were, mean, its deviation
-        self._changes = 0
 
     def asks(self, without: float, lost: float, random: Random) -> bool:
         """Whether to ask the source.
@@ -85,8 +82,8 @@ class Gate:
             without: tokens that the round gains already.
             lost: tokens that the time for asking would bring otherwise.
         """
-        mean, deviation = self._of_mean(bisect(EDGES, without))
-        return random.gauss(mean, deviation) > lost
+        mean, variance, count = self._belief(bisect(EDGES, without))
+        return random.gauss(mean, sqrt(variance / count)) > lost
 
     def learn(self, without: float, gain: float) -> None:
         """It was asked, and brought so much."""
@@ -94,8 +91,6 @@ class Gate:
         count, total, squares = before = self._seen[kind]
         self._seen[kind] = after = count * fading + 1.0, total * fading + gain, squares * fading + gain * gain
         self._all = _moved(self._all, before, after)
-        self._beliefs.clear()
-        self._changes += 1
         if self._before:
             self._before.learn(without, gain)
 
@@ -113,29 +108,13 @@ class Gate:
         self._all = NOTHING
         for seen in self._seen:
             self._all = _moved(self._all, NOTHING, seen)
-        self._beliefs.clear()
-        self._changes += 1
-
-    def _of_mean(self, kind: int) -> tuple[float, float]:
-        """What is believed of the mean, and how sure that is: computed anew when this or `before` has learned."""
-        changes = self._changes + (self._before._changes if self._before else 0)
-        known = self._means.get(kind)
-        if known is None or known[0] != changes:
-            mean, variance, count = self._belief(kind)
-            known = self._means[kind] = changes, mean, sqrt(variance / count)
-        return known[1], known[2]
 
     def _belief(self, kind: int) -> tuple[float, float, float]:
         """Mean, variance and how many rounds they rest on."""
         if self._before:
             mean, variance, known = self._before._belief(kind)
             return _updated(mean, variance, min(known, ALIKE), self._seen[kind])
-        if kind not in self._beliefs:
-            self._beliefs[kind] = self._first_belief(kind)
-        return self._beliefs[kind]
-
-    def _first_belief(self, kind: int) -> tuple[float, float, float]:
-        """A source that is new to rounds of a kind is expected to do there what it did in those of other kinds."""
+        # A source that is new to rounds of a kind is expected to do there what it did in those of other kinds.
         others = _moved(self._all, self._seen[kind], NOTHING)
         mean, variance, _ = _updated(HOPE, SPREAD**2, self._weight, others)
         return _updated(mean, variance, self._weight, self._seen[kind])

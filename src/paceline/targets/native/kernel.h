@@ -21,13 +21,13 @@ void kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int c
     for (int i = 0; i < M * P * VECTORS; i++) a[i] = load<wf>(acc + i * WIDE);
     for (int k = 0; k < count; w += S::bytes)
         for (int part = 0; part < S::block; part += S::unit, k += S::unit) {
-            const int bytes = S::bytes * part / S::block, end = S::bytes * (part + S::unit) / S::block;
+            const int begin = S::bytes * part / S::block, end = S::bytes * (part + S::unit) / S::block;
             const uint8_t* numbers[P];
             wf d[P * VECTORS], m[P * VECTORS];  // as arrays of structures gcc 12 stores them, and `a`, at every turn
 #pragma GCC unroll 4
             for (int panel = 0; panel < P; panel++) {
                 const uint8_t* at = w + panel * panel_bytes;
-                for (int line = bytes; M <= 2 && line < end; line += 64)
+                for (int line = begin; M <= 2 && line < end; line += 64)
                     __builtin_prefetch(at + CLOSE + line, 0, 3);
                 numbers[panel] = S::unit_at(at, part, d + panel * VECTORS, m + panel * VECTORS);
             }

@@ -66,7 +66,7 @@ struct Peaks {
         for (int i = PANEL; i < panels; i += PANEL) {
             const int from = std::min(i, panels - PANEL);
             const Floats next = low(from);
-            at = next > most ? at * 0 + from : at;
+            at = next > most ? Lanes<PANEL>::i{} + from : at;
             most = next > most ? next : most;
         }
         int lane = 0;

@@ -15,9 +15,13 @@ uint64_t step(uint64_t hashed, int64_t token) {
     return mixed | 1;
 }
 
+int64_t first_slot(const Counts& counts, uint64_t hashed) {  // where to look for a context
+    return (int64_t)(hashed >> 32) & (counts.slot_count - 1);
+}
+
 Slot& find(const Counts& counts, uint64_t hashed) {  // that of a context, or the free one where it belongs
     const int64_t last = counts.slot_count - 1;
-    int64_t slot = (int64_t)(hashed >> 32) & last;
+    int64_t slot = first_slot(counts, hashed);
     while (counts.slots[slot].hash != hashed && counts.slots[slot].hash != 0) slot = (slot + 1) & last;
     return counts.slots[slot];
 }
@@ -150,7 +154,7 @@ void find_successors(const Ngrams& ngrams, const int64_t* context, Successors& f
     for (int order = rule.order; order > 1; order--) {  // all at once: memory takes longer than anything else here
         const uint64_t hashed = hash(end, order);
         for (const Counts* counts : {&ngrams.own, &ngrams.shared})
-            __builtin_prefetch(counts->slots + ((int64_t)(hashed >> 32) & (counts->slot_count - 1)));
+            __builtin_prefetch(counts->slots + first_slot(*counts, hashed));
         const int64_t first = end[1 - order];
         if (first >= 0) __builtin_prefetch(ngrams.tables[rule.order - order].heads + first);
     }
