@@ -14,11 +14,12 @@ from torch import Tensor
 from paceline.targets import attention as fields
 from paceline.targets.attention import ATTEND_FIELDS, TILE, attend
 from paceline.targets.kernels import add_norm, clamped_swiglu, gelu, gelu_tanh_gate, silu_gate
+from paceline.targets.narrow_layers import NarrowLayers
 from paceline.targets.parts import CLAMPED
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
-    from paceline.targets.fused import FusedLayer, Shape
+    from paceline.targets.fused import FusedLayer, Weights
     from paceline.targets.parts import Norm
     from paceline.targets.rope import RopeTables
     from paceline.targets.span import Span
@@ -27,70 +28,73 @@ _ALONE = 1 << 14  # elements below which waking the other threads costs more tha
 
 
 class ExactPlan:
-    """A span as the attention kernel reads it: its table, and the arrays the table points to."""
+    """A span as the attention kernel reads it: a table for each layer, and the arrays the tables point to."""
 
-    def __init__(
-        self, span: Span, cache: KVCache, shape: Shape, ropes: Sequence[RopeTables], context: int, threads: int
-    ) -> None:
-        for rope in ropes:
+    def __init__(self, span: Span, cache: KVCache, ops: ExactOps, threads: int) -> None:
+        shape = ops.shape
+        for rope in ops.ropes:
             rope.grow(cache.capacity)
-        self.span, self.addresses, self.threads = span, cache.addresses, threads
+        self.span, self.threads = span, threads
         starts = np.ascontiguousarray(span.starts, dtype=np.int64)
-        positions = span.positions.clamp(max=context - 1).contiguous().numpy()
+        positions = span.positions.clamp(max=ops.context - 1).contiguous().numpy()
         counts, paths = _visible(span, starts)
         longest = int(counts.max())
         scratch = torch.empty(threads * TILE * (shape.heads // shape.kv_heads) * longest)
-        self._held = (starts, positions, counts, paths, scratch, [(rope.cos, rope.sin) for rope in ropes])
+        self._held = (starts, positions, counts, paths, scratch, [(rope.cos, rope.sin) for rope in ops.ropes])
         #: By layers' `rope`: how many dimensions are rotated, and by which tables; the last, -1, is none.
-        self.rotations = [[rope.size, *_addresses(rope.cos, rope.sin)] for rope in ropes] + [[0, 0, 0]]
-        self.table = table = np.zeros(ATTEND_FIELDS, dtype=np.int64)
-        table[fields.BATCH], table[fields.WIDTH], table[fields.OFFSET] = span.batch, span.width, span.offset
-        table[fields.HEADS], table[fields.KV_HEADS], table[fields.HEAD_DIM] = (
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
+        rotations = np.array([[rope.size, *addresses(rope.cos, rope.sin)] for rope in ops.ropes] + [[0, 0, 0]])
+        #: `[layers, ATTEND_FIELDS]`
+        self.tables = tables = ops.attention.copy()
+        tables[:, fields.BATCH], tables[:, fields.WIDTH], tables[:, fields.OFFSET] = span.batch, span.width, span.offset
+        tables[:, fields.LONGEST], tables[:, fields.SCRATCH] = longest, scratch.data_ptr()
+        tables[:, fields.STARTS], tables[:, fields.POSITIONS] = starts.ctypes.data, positions.ctypes.data
+        tables[:, fields.COUNTS] = counts.ctypes.data
+        tables[:, fields.PATHS], tables[:, fields.PATH_STRIDE] = (
+            paths.ctypes.data,
+            paths.shape[-1] if paths.size > 1 else 0,
         )
-        table[fields.LONGEST], table[fields.SCRATCH] = longest, scratch.data_ptr()
-        table[fields.SCORE_SCALE], table[fields.SCORE_CAP] = _bits(shape.score_scale), _bits(shape.score_cap)
-        table[fields.NORM_WHOLE] = shape.norm_whole
-        table[fields.STARTS], table[fields.POSITIONS] = starts.ctypes.data, positions.ctypes.data
-        table[fields.COUNTS] = counts.ctypes.data
-        table[fields.PATHS], table[fields.PATH_STRIDE] = paths.ctypes.data, paths.shape[-1] if paths.size > 1 else 0
+        tables[:, fields.KEYS : fields.BASES + 1] = cache.addresses
+        tables[:, fields.WINDOW] = [layer.window for layer in ops.layers]
+        tables[:, [fields.ROTARY, fields.COS, fields.SIN]] = rotations[ops.ropes_of_layers]
 
 
 class ExactOps:
     exact = True
 
-    def __init__(self, shape: Shape, ropes: Sequence[RopeTables], context: int) -> None:
-        self.shape, self.ropes, self.context = shape, ropes, context
+    def __init__(self, weights: Weights, ropes: Sequence[RopeTables], context: int) -> None:
+        self.shape, self.layers, self.ropes, self.context = weights.shape, weights.layers, ropes, context
         kernels = {"silu": silu_gate, "gelu_tanh": gelu_tanh_gate, CLAMPED: clamped_swiglu, "gelu": gelu}
-        self._activation = kernels[shape.activation]
-        self._numbers = [_bits(number) for number in shape.swiglu]
+        self.activation = kernels[weights.shape.activation]
+        self.numbers = [bits(number) for number in weights.shape.swiglu]
+        self.ropes_of_layers = [layer.rope for layer in weights.layers]
+        #: `[layers, ATTEND_FIELDS]`: what attention knows of each layer before any pass.
+        self.attention = _attention(weights)
+        self._narrow = NarrowLayers.of(weights, self.activation, self.numbers)
 
     def plan(self, span: Span, cache: KVCache) -> ExactPlan:
-        return ExactPlan(span, cache, self.shape, self.ropes, self.context, torch.get_num_threads())
+        return ExactPlan(span, cache, self, torch.get_num_threads())
+
+    def together(self, plan: ExactPlan, flow: Tensor, start: int, stop: int) -> Tensor | None:
+        """Whole layers in one call: what the last one adds to `flow`. None where the pass is too wide for that, or the
+        model has layers that cannot.
+        """
+        if self._narrow is None or len(flow) > self._narrow.widest or start == stop:
+            return None
+        return self._narrow(plan.tables, flow, start, stop, plan.threads)
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor:
         if norm is None:
             return hidden if delta is None else hidden.add_(delta)
         out = torch.empty_like(hidden)
         rows, size = hidden.shape
-        table = [*_addresses(hidden, delta, norm.weight, norm.bias, out), rows, size, _bits(norm.eps)]
+        table = [*addresses(hidden, delta, norm.weight, norm.bias, out), rows, size, bits(norm.eps)]
         add_norm(np.array(table), _threads(out))
         return out
 
-    def attend(self, plan: ExactPlan, cache: KVCache, layer: FusedLayer, index: int, qkv: Tensor) -> Tensor:
+    def attend(self, plan: ExactPlan, _cache: KVCache, _layer: FusedLayer, index: int, qkv: Tensor) -> Tensor:
         out = qkv.new_empty(qkv.shape[0], self.shape.heads * self.shape.head_dim)
-        table = plan.table
+        table = plan.tables[index]
         table[fields.QKV], table[fields.OUT] = qkv.data_ptr(), out.data_ptr()
-        table[fields.KEYS : fields.BASES + 1] = plan.addresses[index]
-        table[fields.WINDOW] = layer.window
-        table[fields.SINKS] = _addresses(layer.sinks)[0]
-        table[fields.ROTARY], table[fields.COS], table[fields.SIN] = plan.rotations[layer.rope]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            norms = _addresses(layer.query_norm.weight, layer.key_norm.weight)
-            table[fields.QUERY_NORM], table[fields.KEY_NORM] = norms
-            table[fields.HEAD_EPS] = _bits(layer.query_norm.eps)
         attend(table, plan.threads)
         return out
 
@@ -99,9 +103,24 @@ class ExactOps:
         if self.shape.gated:
             size //= 2
         out = up.new_empty(rows, size)
-        table = np.array([*_addresses(up, out), rows, size, *self._numbers])
-        self._activation(table, _threads(out))
+        table = np.array([*addresses(up, out), rows, size, *self.numbers])
+        self.activation(table, _threads(out))
         return out
+
+
+def _attention(weights: Weights) -> np.ndarray:
+    shape = weights.shape
+    tables = np.zeros((len(weights.layers), ATTEND_FIELDS), dtype=np.int64)
+    tables[:, fields.HEADS], tables[:, fields.KV_HEADS] = shape.heads, shape.kv_heads
+    tables[:, fields.HEAD_DIM], tables[:, fields.NORM_WHOLE] = shape.head_dim, shape.norm_whole
+    tables[:, fields.SCORE_SCALE], tables[:, fields.SCORE_CAP] = bits(shape.score_scale), bits(shape.score_cap)
+    for table, layer in zip(tables, weights.layers, strict=True):
+        table[fields.SINKS] = addresses(layer.sinks)[0]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norms = addresses(layer.query_norm.weight, layer.key_norm.weight)
+            table[fields.QUERY_NORM], table[fields.KEY_NORM] = norms
+            table[fields.HEAD_EPS] = bits(layer.query_norm.eps)
+    return tables
 
 
 def _visible(span: Span, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,11 +133,11 @@ def _visible(span: Span, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return starts[:, None] + ancestors.sum(2), np.pad(paths, ((0, 0), (0, 0), (1, 0)))
 
 
-def _addresses(*tensors: Tensor | None) -> list[int]:
+def addresses(*tensors: Tensor | None) -> list[int]:
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
-def _bits(value: float) -> int:
+def bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 

@@ -57,6 +57,8 @@ def _layer_norm(x: Floats, weight: Floats, bias: Floats, y: Floats, eps: np.floa
 #         GELU  in, out, rows, size
 #         CLAMPED  as GATE, bits of alpha, bits of the limit
 
+DELTA, ROWS = 1, 5  # of a NORM table
+
 
 @Kernel
 def add_norm(table: Integers) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,8 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+if TYPE_CHECKING:
+    from paceline.targets.narrow import NarrowProduct
+
 _ROWS = 64  # widths the width-independence check goes up to, besides one of a prompt chunk
 _CHUNK = 512
+_FEW = 8
 _OUTPUTS = 1 << 22  # of one product of the check: memory that a large head would not leave otherwise
 _BLOCKS = (64, 48, 32, 24, 16, 8)  # rows a block of oneDNN's weight formats
 
@@ -48,6 +53,8 @@ class PackedLinear:
     as fast as MKL's product, and each row's bits are its own (`is_width_independent` tests that; nobody promises it).
 
     Attributes:
+        blocks: the packed weight, readable; None where its format is not understood.
+        narrow: computes a few rows instead; None, unless `quicken` found it to give the same bits.
         paired: a row alone is computed twice, side by side. Some AVX-512 CPUs have another kernel for one row, which
             sums long rows in another order.
     """
@@ -57,8 +64,12 @@ class PackedLinear:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self.bias = None if bias is None else bias.clone()
         self.bytes, self.weights, self.paired = weight.nbytes, weight.numel(), False
+        self.blocks = _blocks(self.packed, weight)
+        self.narrow: NarrowProduct | None = None
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
+        if self.narrow is not None and len(x) <= self.narrow.widest:
+            return self.narrow(x)
         if self.paired and len(x) == 1:
             return self._product(x.repeat(2, 1))[:1]
         return self._product(x)
@@ -96,8 +107,33 @@ def is_width_independent(linear: PackedLinear) -> bool:
     )
 
 
+def quicken(linears: Sequence[PackedLinear]) -> bool:
+    """Whether a few rows are from now on computed by loops made for that, which linears, all of one shape, allow where
+    these give the bits of oneDNN's wide products.
+    """
+    from paceline.targets import team  # numba takes half a second to import
+
+    if not team.available():
+        return False
+    from paceline.targets.narrow import NarrowProduct, matching_chunk
+
+    first = linears[0]
+    if first.blocks is None:
+        return False
+    x = torch.randn(_ROWS, first.shape[1], generator=torch.Generator().manual_seed(0))
+    chunk = matching_chunk(first.blocks, first.shape, first.bias, x[:_FEW], first(x)[:_FEW])
+    for linear in linears if chunk else ():
+        assert linear.blocks is not None
+        linear.narrow = NarrowProduct(linear.blocks, linear.shape, linear.bias, chunk)
+    return bool(chunk)
+
+
 def make_width_independent(linears: Sequence[PackedLinear]) -> bool:
-    """Whether linears, all of one shape, are that, or have become so by being `paired`."""
+    """Whether linears, all of one shape, are that, or have become so by other loops for a few rows, or `paired`."""
+    if quicken(linears) and is_width_independent(linears[0]):
+        return True
+    for linear in linears:
+        linear.narrow = None
     if is_width_independent(linears[0]):
         return True
     linears[0].paired = True
@@ -120,16 +156,30 @@ class PackedRows:
     @classmethod
     def of(cls, linear: PackedLinear, weight: Float[Tensor, "out in"]) -> PackedRows | None:
         """None where the packed format is not understood: every row is compared with the weight's own."""
-        blocks, (rows, columns) = _raw(linear.packed), weight.shape
-        if blocks is None:
+        if linear.blocks is None:
             return None
-        for size in _BLOCKS:
-            count = -(-rows // size)
-            if blocks.numel() % (count * size) == 0 and blocks.numel() // (count * size) >= columns:
-                view = cls(linear, blocks.view(count, -1, size))
-                if all(torch.equal(view(ids), weight[ids]) for ids in torch.arange(rows).split(4096)):
-                    return view
-        return None
+        view = cls(linear, linear.blocks)
+        return (
+            view if all(torch.equal(view(ids), weight[ids]) for ids in torch.arange(len(weight)).split(4096)) else None
+        )
+
+
+def _blocks(packed: Tensor, weight: Float[Tensor, "out in"]) -> Float[Tensor, "blocks inputs outputs"] | None:
+    """The memory of a packed weight, in blocks of some outputs each: in the form in which the first and last of them
+    are the weight's.
+    """
+    memory, (rows, columns) = _raw(packed), weight.shape
+    for size in _BLOCKS if memory is not None else ():
+        assert memory is not None
+        count = -(-rows // size)
+        if memory.numel() % (count * size) == 0 and memory.numel() // (count * size) >= columns:
+            blocks = memory.view(count, -1, size)
+            last = weight[(count - 1) * size :]
+            if torch.equal(blocks[0, :columns, : min(size, rows)].T, weight[:size]) and torch.equal(
+                blocks[-1, :columns, : len(last)].T, last
+            ):
+                return blocks
+    return None
 
 
 def _raw(packed: Tensor) -> Tensor | None:

@@ -16,7 +16,7 @@ from paceline.targets.sliding import SlidingCache
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
-    from paceline.targets.fused import FusedLayer, Shape
+    from paceline.targets.fused import FusedLayer, Weights
     from paceline.targets.parts import Norm
     from paceline.targets.rope import RopeTables
     from paceline.targets.span import Span
@@ -32,8 +32,8 @@ class PlainPlan(NamedTuple):
 class PlainOps:
     exact = False
 
-    def __init__(self, shape: Shape, ropes: Sequence[RopeTables], context: int) -> None:
-        self.shape, self.ropes, self.context = shape, ropes, context
+    def __init__(self, weights: Weights, ropes: Sequence[RopeTables], context: int) -> None:
+        self.shape, self.ropes, self.context = weights.shape, ropes, context
 
     def plan(self, span: Span, cache: KVCache) -> PlainPlan:
         positions = span.positions.clamp(max=self.context - 1)
@@ -55,6 +55,9 @@ class PlainOps:
             seen = torch.ones(span.width, span.width, dtype=torch.bool, device=span.ids.device).tril()
             mask = seen.expand(span.batch, 1, -1, -1)
         return first, None if mask is None else mask.repeat(1, 1, group, 1)
+
+    def together(self, _plan: PlainPlan, _flow: Tensor, _start: int, _stop: int) -> None:
+        return None
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor:
         if delta is not None:

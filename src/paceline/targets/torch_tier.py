@@ -22,7 +22,7 @@ from paceline.targets.target import Target, check_supported
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from paceline.targets.fused import FusedLayer, Shape
+    from paceline.targets.fused import FusedLayer, Weights
     from paceline.targets.parts import Norm
     from paceline.targets.span import Span
 
@@ -40,6 +40,9 @@ class Operations(Protocol):
         """What `attend` wants to know of a pass, made once for all layers."""
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor: ...
+
+    def together(self, plan: Any, flow: Tensor, start: int, stop: int) -> Tensor | None:
+        """Whole layers in one call: what the last one adds to the flow; None where that cannot be."""
 
     def attend(self, plan: Any, cache: KVCache, layer: FusedLayer, index: int, qkv: Tensor) -> Tensor: ...
 
@@ -64,7 +67,7 @@ class TorchTarget(Target):
         self.weights = weights = fused.absorb(model, PackedLinear if pack else PlainLinear)
         ropes = [RopeTables(rotary, self.dtype, self.device, self.context) for rotary in weights.rotaries]
         why_not = _why_not(self) if exact else "torch's own attention was asked for"
-        self.ops = _operations(exact=not why_not)(weights.shape, ropes, self.context)
+        self.ops = _operations(exact=not why_not)(weights, ropes, self.context)
         self.exact: bool = self.ops.exact
         self.exactness = why_not or "prepacked products and attention sum in an order that no other token changes"
         self.weight_bytes = sum(linear.bytes for linear in weights.read)
@@ -102,8 +105,25 @@ class TorchTarget(Target):
         skip: Collection[tuple[int, str]] = (),
         beside: Tensor | None = None,
     ) -> Tensor:
-        ops, parallel, plan = self.ops, self.weights.shape.parallel, self._planned(span, cache)
+        plan = self._planned(span, cache)
         flow = hidden.reshape(-1, hidden.shape[-1]).clone()  # the caller keeps its own: it may be a tap
+        delta = None if skip or beside is not None else self.ops.together(plan, flow, start, stop)
+        if delta is None:
+            delta = self._one_by_one(plan, cache, flow, start, stop, skip, beside)
+        return (flow if delta is None else flow.add_(delta)).view(hidden.shape)
+
+    def _one_by_one(
+        self,
+        plan: Any,
+        cache: KVCache,
+        flow: Tensor,
+        start: int,
+        stop: int,
+        skip: Collection[tuple[int, str]],
+        beside: Tensor | None,
+    ) -> Tensor | None:
+        """Layers over the flow, which changes: what the last one adds to it."""
+        ops, parallel = self.ops, self.weights.shape.parallel
         delta = None  # what the last sublayer gave; the next norm adds it to the flow
         for index in range(start, stop):
             layer = self.weights.layers[index]
@@ -122,7 +142,7 @@ class TorchTarget(Target):
             elif mlp:
                 entered = ops.norm(flow, delta, layer.mlp_norm)
                 delta = self._transform(layer, entered)
-        return (flow if delta is None else flow.add_(delta)).view(hidden.shape)
+        return delta
 
     def _transform(self, layer: FusedLayer, entered: Tensor) -> Tensor:
         out = None if layer.up is None or layer.down is None else layer.down(self.ops.activate(layer.up(entered)))
@@ -173,7 +193,7 @@ def _why_not(target: TorchTarget) -> str:
     return "" if team.available() else "this torch's threads cannot run the exact attention"
 
 
-def _operations(exact: bool) -> Callable[[Shape, Sequence[RopeTables], int], Operations]:
+def _operations(exact: bool) -> Callable[[Weights, Sequence[RopeTables], int], Operations]:
     if not exact:
         return PlainOps
     from paceline.targets.exact_ops import ExactOps
