@@ -53,6 +53,7 @@ class PackedLinear:
     as fast as MKL's product, and each row's bits are its own (`is_width_independent` tests that; nobody promises it).
 
     Attributes:
+        bytes: that a product of few rows reads.
         blocks: the packed weight, readable; None where its format is not understood.
         narrow: computes a few rows instead; None, unless `quicken` found it to give the same bits.
         paired: a row alone is computed twice, side by side. Some AVX-512 CPUs have another kernel for one row, which
@@ -63,9 +64,13 @@ class PackedLinear:
         self.shape = tuple(weight.shape)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self.bias = None if bias is None else bias.clone()
-        self.bytes, self.weights, self.paired = weight.nbytes, weight.numel(), False
+        self._bytes, self.weights, self.paired = weight.nbytes, weight.numel(), False
         self.blocks = _blocks(self.packed, weight)
         self.narrow: NarrowProduct | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes if self.narrow is None else self.narrow.bytes
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         if self.narrow is not None and len(x) <= self.narrow.widest:
@@ -115,6 +120,7 @@ def quicken(linears: Sequence[PackedLinear]) -> bool:
 
     if not team.available():
         return False
+    from paceline.targets.compact import compact
     from paceline.targets.narrow import NarrowProduct, matching_chunk
 
     first = linears[0]
@@ -124,7 +130,8 @@ def quicken(linears: Sequence[PackedLinear]) -> bool:
     chunk = matching_chunk(first.blocks, first.shape, first.bias, x[:_FEW], first(x)[:_FEW])
     for linear in linears if chunk else ():
         assert linear.blocks is not None
-        linear.narrow = NarrowProduct(linear.blocks, linear.shape, linear.bias, chunk)
+        weights = compact(linear.blocks, linear.shape[1], chunk)
+        linear.narrow = NarrowProduct(weights, linear.shape, linear.bias, chunk)
     return bool(chunk)
 
 

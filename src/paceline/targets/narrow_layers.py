@@ -132,7 +132,7 @@ def _product(linear: Linear | None, source: int, out: int) -> _Step:
     assert linear.narrow is not None
     table = linear.narrow.table.copy()
     table[narrow.X], table[narrow.OUT] = source, out
-    return _Step(narrow.multiply, table.tolist(), rows=narrow.ROWS)
+    return _Step(linear.narrow.kernel, table.tolist(), rows=narrow.ROWS)
 
 
 def _of_norm(norm: Norm) -> list[int]:

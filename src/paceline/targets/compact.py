@@ -1,0 +1,93 @@
+"""Weights in float32 that have fewer bits to tell, stored in as many.
+
+Checkpoints in bfloat16 and GGUF files become float32 where all is computed in float32. What they were is still there
+to be seen: the lower half of each number is zero, or each 32 numbers of a row are multiples of one. A pass over a few
+tokens takes as long as reading its weights, so a copy of half the size, or of an eighth, makes it as much faster. Only
+what gives every weight back to the last bit is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paceline.targets.narrow_tile import BFLOAT16, BLOCKS4, BLOCKS8, FLOAT32, Form
+
+_AT_A_TIME = 1 << 22  # weights
+
+
+class Compact(NamedTuple):
+    form: Form
+    codes: Tensor  # [panels, rows of codes, panel]
+    scales: Float[Tensor, "panels blocks scales panel"] | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self.codes.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+
+def as_they_are(blocks: Float[Tensor, "panels inputs panel"]) -> Compact:
+    return Compact(FLOAT32, blocks)
+
+
+def compact(blocks: Float[Tensor, "panels inputs panel"], inputs: int, chunk: int) -> Compact:
+    """The smallest form that holds these weights exactly.
+
+    Args:
+        inputs: of them; what is behind is padding.
+        chunk: inputs that are summed in one chain, whole blocks of a form.
+    """
+    for form, encode in ((BLOCKS4, _digits), (BLOCKS8, _multiples), (BFLOAT16, _upper_halves)):
+        if inputs % form.block or chunk % form.block or encode(blocks[:1, :inputs]) is None:
+            continue
+        parts = []
+        for some in _pieces(blocks[:, :inputs]):
+            part = encode(some)
+            if part is None:
+                break
+            parts.append(part)
+        else:
+            codes, scales = (torch.cat([part[i] for part in parts]) for i in range(2))
+            return Compact(form, codes, scales if form.scales else None)
+    return as_they_are(blocks)
+
+
+def _pieces(blocks: Tensor) -> Iterator[Tensor]:
+    yield from blocks.split(max(1, _AT_A_TIME // blocks[0].numel()))
+
+
+def _upper_halves(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
+    bits = blocks.contiguous().view(torch.int32)
+    if (bits & 0xFFFF).any():
+        return None
+    return (bits >> 16).to(torch.int16), blocks.new_empty(0)
+
+
+def _multiples(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of a factor with the precision of float16, by whole numbers up to 127: blocks of Q8_0."""
+    grouped = _grouped(blocks)
+    factors = (grouped.abs().amax(2, keepdim=True) / 127).half().float()
+    codes = torch.where(factors > 0, grouped / factors, 0.0).round_().clamp_(-127, 127)
+    if not torch.equal(codes * factors, grouped):
+        return None
+    return codes.to(torch.int8).view(blocks.shape), factors
+
+
+def _digits(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
+    """An offset and multiples of a factor, both with the precision of float16, by 0 to 15: blocks of Q4_1, Q4_0."""
+    grouped = _grouped(blocks)
+    low, high = grouped.amin(2, keepdim=True), grouped.amax(2, keepdim=True)
+    factors = ((high - low) / 15).half().float()
+    codes = torch.where(factors > 0, (grouped - low) / factors, 0.0).round_().clamp_(0, 15)
+    if not torch.equal(codes * factors + low, grouped):
+        return None
+    digits = codes.to(torch.uint8).view(len(blocks), -1, 2, blocks.shape[2])
+    return digits[:, :, 0] | digits[:, :, 1] << 4, torch.cat([factors, low], 2)
+
+
+def _grouped(blocks: Tensor) -> Float[Tensor, "panels blocks 32 panel"]:
+    return blocks.reshape(len(blocks), -1, BLOCKS4.block, blocks.shape[2])
