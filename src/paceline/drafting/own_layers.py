@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.targets import make_target
 from paceline.targets.families import FAMILIES
-from paceline.targets.linear import PackedLinear, PlainLinear, can_pack
+from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, quicken
 from paceline.targets.llama_layers import LlamaLayers, LlamaShape
 from paceline.targets.target import BlockTarget, Target
 
@@ -85,5 +85,8 @@ def fast_linear(
         from paceline.targets.native.linear import RoundedLinear
 
         return RoundedLinear(weight, bias, output)
-    fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and can_pack()
-    return (PackedLinear if fits else PlainLinear)(weight, bias)
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not can_pack():
+        return PlainLinear(weight, bias)
+    linear = PackedLinear(weight, bias)
+    quicken([linear])
+    return linear

@@ -1,6 +1,6 @@
 """Weights in float32 that have fewer bits to tell, stored in as many.
 
-Checkpoints in bfloat16 and GGUF files become float32 where all is computed in float32. What they were is still there
+Checkpoints in 16 bits and GGUF files become float32 where all is computed in float32. What they were is still there
 to be seen: the lower half of each number is zero, or each 32 numbers of a row are multiples of one. A pass over a few
 tokens takes as long as reading its weights, so a copy of half the size, or of an eighth, makes it as much faster. Only
 what gives every weight back to the last bit is taken.
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.targets.narrow_tile import BFLOAT16, BLOCKS4, BLOCKS8, FLOAT32, Form
+from paceline.targets.narrow_tile import BFLOAT16, BLOCKS4, BLOCKS8, FLOAT16, FLOAT32, READS_HALVES, Form
 
 _AT_A_TIME = 1 << 22  # weights
 
@@ -41,7 +41,7 @@ def compact(blocks: Float[Tensor, "panels inputs panel"], inputs: int, chunk: in
         inputs: of them; what is behind is padding.
         chunk: inputs that are summed in one chain, whole blocks of a form.
     """
-    for form, encode in ((BLOCKS4, _digits), (BLOCKS8, _multiples), (BFLOAT16, _upper_halves)):
+    for form, encode in _FORMS:
         if inputs % form.block or chunk % form.block or encode(blocks[:1, :inputs]) is None:
             continue
         parts = []
@@ -65,6 +65,11 @@ def _upper_halves(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
     if (bits & 0xFFFF).any():
         return None
     return (bits >> 16).to(torch.int16), blocks.new_empty(0)
+
+
+def _halves(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
+    halves = blocks.half()
+    return (halves.view(torch.int16), blocks.new_empty(0)) if torch.equal(halves.float(), blocks) else None
 
 
 def _multiples(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -91,3 +96,11 @@ def _digits(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def _grouped(blocks: Tensor) -> Float[Tensor, "panels blocks 32 panel"]:
     return blocks.reshape(len(blocks), -1, BLOCKS4.block, blocks.shape[2])
+
+
+_FORMS = (
+    (BLOCKS4, _digits),
+    (BLOCKS8, _multiples),
+    (BFLOAT16, _upper_halves),
+    *([(FLOAT16, _halves)] if READS_HALVES else []),
+)

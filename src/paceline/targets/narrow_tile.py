@@ -1,4 +1,4 @@
-"""The innermost loops of `narrow`: LLVM's code for a tile of outputs, from weights in any of four forms.
+"""The innermost loops of `narrow`: LLVM's code for a tile of outputs, from weights in any of several forms.
 
 LLVM's vectors become those of any CPU, by numba's compiler: no other is needed.
 """
@@ -14,7 +14,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 16  # of a vector; a CPU with shorter ones takes several registers for it
-WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
+_FEATURES = binding.get_host_cpu_features()
+WIDE = bool(_FEATURES.get("avx512f"))
+READS_HALVES = bool(_FEATURES.get("f16c") or _FEATURES.get("neon"))  # elsewhere float16 needs a library
 ROWS = 6  # of a tile at most
 _REGISTERS = 32 if WIDE else 8  # vectors of LANES that they hold
 VECTORS = (0, *(max(v for v in (4, 2, 1) if (rows + 1) * v < _REGISTERS) for rows in range(1, ROWS + 1)))
@@ -61,6 +63,10 @@ def _bfloat16(b: Any, codes: Value, _scales: Sequence[Value], _which: int) -> Va
     return b.bitcast(b.shl(halves, _all(_INT, 16)), _VECTOR)
 
 
+def _float16(b: Any, codes: Value, _scales: Sequence[Value], _which: int) -> Value:
+    return b.fpext(_load(b, codes, ir.VectorType(ir.HalfType(), LANES), 2), _VECTOR)
+
+
 def _blocks8(b: Any, codes: Value, scales: Sequence[Value], _which: int) -> Value:
     numbers = b.sitofp(b.sext(_load(b, codes, ir.VectorType(_BYTE, LANES)), _INTS), _VECTOR)
     return b.fmul(numbers, scales[0])
@@ -74,6 +80,7 @@ def _blocks4(b: Any, codes: Value, scales: Sequence[Value], which: int) -> Value
 
 FLOAT32 = Form("float32", 32, 1, TURN, 0, _float32)
 BFLOAT16 = Form("bfloat16", 16, 1, TURN, 0, _bfloat16)
+FLOAT16 = Form("float16", 16, 1, TURN, 0, _float16)
 BLOCKS8 = Form("blocks8", 8, 1, 32, 1, _blocks8)  # factor * code
 BLOCKS4 = Form("blocks4", 8, 2, 32, 2, _blocks4)  # factor * digit + offset; low digits are of even inputs
 
