@@ -53,6 +53,14 @@ def float16(outputs: int, inputs: int) -> Tensor:
     return weight.half().float()
 
 
+def symmetric_digits(outputs: int, inputs: int) -> Tensor:
+    """As GGUF's Q4_0 gives them: the weight farthest from zero is -8 times the factor, which may be negative."""
+    numbers = torch.randint(1, 15, (outputs, inputs // 32, 32)).float()
+    numbers[:, :, 7] = 0
+    factor = torch.randn(outputs, inputs // 32, 1).half().float()
+    return ((numbers - 8) * factor).view(outputs, inputs)
+
+
 FORMS = {"float32": torch.randn, "bfloat16": halves, "float16": float16, "blocks8": multiples, "blocks4": digits}
 
 
@@ -104,6 +112,13 @@ def test_one_other_weight_and_the_form_is_not_taken(form: str, row: int, column:
 def test_small_forms_are_smaller() -> None:
     sizes = [narrow(make_weight(128, 256)).bytes for make_weight in FORMS.values()]
     assert sizes == [128 * 256 * 4, 128 * 256 * 2, 128 * 256 * 2, 128 * 256 * 9 // 8, 128 * 256 * 3 // 4]
+
+
+def test_digits_of_q4_0() -> None:
+    linear, x = narrow(symmetric_digits(128, 256)), torch.randn(5, 256)
+    assert linear.narrow is not None
+    assert linear.narrow.form == "blocks4"
+    assert torch.equal(linear.narrow(x), linear._product(torch.cat([x] * 4))[:5])
 
 
 def test_zeros_are_a_form() -> None:

@@ -83,15 +83,23 @@ def _multiples(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _digits(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
-    """An offset and multiples of a factor, both with the precision of float16, by 0 to 15: blocks of Q4_1, Q4_0."""
+    """An offset and multiples of a factor by 0 to 15. Whoever made the block chose them by its extremes: both of them
+    (GGUF's Q4_1), or the one farther from zero (Q4_0).
+    """
     grouped = _grouped(blocks)
     low, high = grouped.amin(2, keepdim=True), grouped.amax(2, keepdim=True)
-    factors = ((high - low) / 15).half().float()
-    codes = torch.where(factors > 0, (grouped - low) / factors, 0.0).round_().clamp_(0, 15)
+    codes, factors = _by_factor(grouped, low, ((high - low) / 15).half().float())
     if not torch.equal(codes * factors + low, grouped):
-        return None
+        low = torch.where(high > -low, high, low)
+        codes, factors = _by_factor(grouped, low, low / -8)
+        if not torch.equal(codes * factors + low, grouped):
+            return None
     digits = codes.to(torch.uint8).view(len(blocks), -1, 2, blocks.shape[2])
     return digits[:, :, 0] | digits[:, :, 1] << 4, torch.cat([factors, low], 2)
+
+
+def _by_factor(grouped: Tensor, offsets: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(factors != 0, (grouped - offsets) / factors, 0.0).round_().clamp_(0, 15), factors
 
 
 def _grouped(blocks: Tensor) -> Float[Tensor, "panels blocks 32 panel"]:
