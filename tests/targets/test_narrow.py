@@ -121,6 +121,14 @@ def test_digits_of_q4_0() -> None:
     assert torch.equal(linear.narrow(x), linear._product(torch.cat([x] * 4))[:5])
 
 
+def test_no_copy_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.targets.compact._free_memory", lambda: 4 * 64 * 64 * 4 - 1.0)
+    linear, x = narrow(halves(64, 64)), torch.randn(3, 64)
+    assert linear.narrow is not None
+    assert linear.narrow.form == "float32"
+    assert torch.equal(linear.narrow(x), linear._product(torch.cat([x] * 4))[:3])
+
+
 def test_zeros_are_a_form() -> None:
     linear = narrow(torch.zeros(64, 64))
     assert linear.narrow is not None

@@ -9,6 +9,8 @@ what gives every weight back to the last bit is taken.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -35,12 +37,14 @@ def as_they_are(blocks: Float[Tensor, "panels inputs panel"]) -> Compact:
 
 
 def compact(blocks: Float[Tensor, "panels inputs panel"], inputs: int, chunk: int) -> Compact:
-    """The smallest form that holds these weights exactly.
+    """The smallest form that holds these weights exactly; themselves, where memory is short.
 
     Args:
         inputs: of them; what is behind is padding.
         chunk: inputs that are summed in one chain, whole blocks of a form.
     """
+    if blocks.nbytes > _free_memory() / 4:
+        return as_they_are(blocks)
     for form, encode in _FORMS:
         if inputs % form.block or chunk % form.block or encode(blocks[:1, :inputs]) is None:
             continue
@@ -54,6 +58,15 @@ def compact(blocks: Float[Tensor, "panels inputs panel"], inputs: int, chunk: in
             codes, scales = (torch.cat([part[i] for part in parts]) for i in range(2))
             return Compact(form, codes, scales if form.scales else None)
     return as_they_are(blocks)
+
+
+def _free_memory() -> float:
+    """Bytes that can be had without anything being written to the disk; infinite where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return inf
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), inf)
 
 
 def _pieces(blocks: Tensor) -> Iterator[Tensor]:
