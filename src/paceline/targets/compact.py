@@ -2,13 +2,14 @@
 
 Checkpoints in 16 bits and GGUF files become float32 where all is computed in float32. What they were is still there
 to be seen: the lower half of each number is zero, or each 32 numbers of a row are multiples of one. A pass over a few
-tokens takes as long as reading its weights, so a copy of half the size, or of an eighth, makes it as much faster. Only
+tokens takes as long as reading its weights, so a copy of half the size, or of a fifth, makes it as much faster. Only
 what gives every weight back to the last bit is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -37,14 +38,12 @@ def as_they_are(blocks: Float[Tensor, "panels inputs panel"]) -> Compact:
 
 
 def compact(blocks: Float[Tensor, "panels inputs panel"], inputs: int, chunk: int) -> Compact:
-    """The smallest form that holds these weights exactly; themselves, where memory is short.
+    """The smallest form that holds these weights exactly.
 
     Args:
         inputs: of them; what is behind is padding.
         chunk: inputs that are summed in one chain, whole blocks of a form.
     """
-    if blocks.nbytes > _free_memory() / 4:
-        return as_they_are(blocks)
     for form, encode in _FORMS:
         if inputs % form.block or chunk % form.block or encode(blocks[:1, :inputs]) is None:
             continue
@@ -60,13 +59,22 @@ def compact(blocks: Float[Tensor, "panels inputs panel"], inputs: int, chunk: in
     return as_they_are(blocks)
 
 
+def has_room(weights: int) -> bool:
+    """Whether half of the memory that is free would hold copies of so many bytes of weights, in 16 bits."""
+    return weights / 2 <= _free_memory() / 2
+
+
 def _free_memory() -> float:
     """Bytes that can be had without anything being written to the disk; infinite where the system does not tell."""
-    try:
+    own = inf
+    with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return inf
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), inf)
+        own = next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    with suppress(OSError, ValueError):  # of a container; "max" is no number: none
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        own = min(own, float(limit - used))
+    return own
 
 
 def _pieces(blocks: Tensor) -> Iterator[Tensor]:
@@ -104,7 +112,7 @@ def _digits(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
     codes, factors = _by_factor(grouped, low, ((high - low) / 15).half().float())
     if not torch.equal(codes * factors + low, grouped):
         low = torch.where(high > -low, high, low)
-        codes, factors = _by_factor(grouped, low, low / -8)
+        codes, factors = _by_factor(grouped, low, (low / -8).half().float())  # a half: products by digits are exact
         if not torch.equal(codes * factors + low, grouped):
             return None
     digits = codes.to(torch.uint8).view(len(blocks), -1, 2, blocks.shape[2])

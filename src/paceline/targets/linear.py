@@ -73,7 +73,7 @@ class PackedLinear:
         return self._bytes if self.narrow is None else self.narrow.bytes
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
-        if self.narrow is not None and len(x) <= self.narrow.widest:
+        if self.narrow is not None and 0 < len(x) <= self.narrow.widest:
             return self.narrow(x)
         if self.paired and len(x) == 1:
             return self._product(x.repeat(2, 1))[:1]
@@ -112,15 +112,18 @@ def is_width_independent(linear: PackedLinear) -> bool:
     )
 
 
-def quicken(linears: Sequence[PackedLinear]) -> bool:
+def quicken(linears: Sequence[PackedLinear], copies: bool = True) -> bool:
     """Whether a few rows are from now on computed by loops made for that, which linears, all of one shape, allow where
     these give the bits of oneDNN's wide products.
+
+    Args:
+        copies: of weights in fewer bits may be made.
     """
     from paceline.targets import team  # numba takes half a second to import
 
     if not team.available():
         return False
-    from paceline.targets.compact import compact
+    from paceline.targets.compact import as_they_are, compact
     from paceline.targets.narrow import NarrowProduct, matching_chunk
 
     first = linears[0]
@@ -130,14 +133,16 @@ def quicken(linears: Sequence[PackedLinear]) -> bool:
     chunk = matching_chunk(first.blocks, first.shape, first.bias, x[:_FEW], first(x)[:_FEW])
     for linear in linears if chunk else ():
         assert linear.blocks is not None
-        weights = compact(linear.blocks, linear.shape[1], chunk)
+        weights = compact(linear.blocks, linear.shape[1], chunk) if copies else as_they_are(linear.blocks)
         linear.narrow = NarrowProduct(weights, linear.shape, linear.bias, chunk)
     return bool(chunk)
 
 
-def make_width_independent(linears: Sequence[PackedLinear]) -> bool:
-    """Whether linears, all of one shape, are that, or have become so by other loops for a few rows, or `paired`."""
-    if quicken(linears) and is_width_independent(linears[0]):
+def make_width_independent(linears: Sequence[PackedLinear], copies: bool = True) -> bool:
+    """Whether linears, all of one shape, are that, or have become so by other loops for a few rows (see `quicken`), or
+    `paired`.
+    """
+    if quicken(linears, copies) and is_width_independent(linears[0]):
         return True
     for linear in linears:
         linear.narrow = None

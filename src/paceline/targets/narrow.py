@@ -12,6 +12,7 @@ trying.
 from __future__ import annotations
 
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -46,48 +47,60 @@ _CHUNKS = (512, 1024, 256, 2048, 384, 768, 128, 64)
 ) = range(13)
 
 
+# Of the form of a kernel's weights: put in by `kernel`.
+TILE: Any = None
+BITS = INPUTS_OF_ROW = BLOCK = SCALES_OF_BLOCK = 1
+
+
+def _multiply(t: Integers) -> None:
+    """out = x W^T + b, of weights in the form that `kernel` puts its globals in for."""
+    rows, inputs, outputs, panel = t[ROWS], t[INPUTS], t[OUTPUTS], t[PANEL]
+    groups = (rows + TILE_ROWS - 1) // TILE_ROWS
+    group = (rows + groups - 1) // groups  # rows of a tile
+    units = outputs // LANES
+    unit, end = units * int64(part()) // int64(parts()), units * (int64(part()) + 1) // int64(parts())
+    while unit < end:
+        number, inside = unit * LANES // panel, unit * LANES % panel
+        vectors = min(VECTORS[group], end - unit, (panel - inside) // LANES)
+        codes = t[CODES] + number * t[CODES_OF_PANEL] + inside * BITS // 8
+        scales = t[SCALES] + number * t[SCALES_OF_PANEL] + 4 * inside
+        for start in range(0, inputs, t[CHUNK]):
+            size = min(t[CHUNK], inputs - start)
+            for row in range(0, rows, group):
+                TILE(
+                    min(group, rows - row),
+                    vectors,
+                    t[X] + 4 * (row * inputs + start),
+                    4 * inputs,
+                    codes + start // INPUTS_OF_ROW * panel * BITS // 8,
+                    panel,
+                    scales + start // BLOCK * SCALES_OF_BLOCK * panel * 4,
+                    size,
+                    t[OUT] + 4 * (row * outputs + unit * LANES),
+                    4 * outputs,
+                    int64(start > 0),
+                )
+        if t[BIAS]:
+            bias = carray(floats(t[BIAS]), outputs)
+            for row in range(rows):
+                out = carray(floats(t[OUT] + 4 * row * outputs), outputs)
+                for i in range(unit * LANES, (unit + vectors) * LANES):
+                    out[i] += bias[i]
+        unit += vectors
+
+
 @cache
 def kernel(form: Form) -> Kernel:
-    """out = x W^T + b, of weights in a form."""
-    run: Any = tile(form)
-    bits, inputs_of_row, block, scales_of_block = form.bits, form.inputs, form.block, form.scales
-
-    def multiply(t: Integers) -> None:
-        rows, inputs, outputs, panel = t[ROWS], t[INPUTS], t[OUTPUTS], t[PANEL]
-        groups = (rows + TILE_ROWS - 1) // TILE_ROWS
-        group = (rows + groups - 1) // groups  # rows of a tile
-        units = outputs // LANES
-        unit, end = units * int64(part()) // int64(parts()), units * (int64(part()) + 1) // int64(parts())
-        while unit < end:
-            number, inside = unit * LANES // panel, unit * LANES % panel
-            vectors = min(VECTORS[group], end - unit, (panel - inside) // LANES)
-            codes = t[CODES] + number * t[CODES_OF_PANEL] + inside * bits // 8
-            scales = t[SCALES] + number * t[SCALES_OF_PANEL] + 4 * inside
-            for start in range(0, inputs, t[CHUNK]):
-                size = min(t[CHUNK], inputs - start)
-                for row in range(0, rows, group):
-                    run(
-                        min(group, rows - row),
-                        vectors,
-                        t[X] + 4 * (row * inputs + start),
-                        4 * inputs,
-                        codes + start // inputs_of_row * panel * bits // 8,
-                        panel,
-                        scales + start // block * scales_of_block * panel * 4,
-                        size,
-                        t[OUT] + 4 * (row * outputs + unit * LANES),
-                        4 * outputs,
-                        int64(start > 0),
-                    )
-            if t[BIAS]:
-                bias = carray(floats(t[BIAS]), outputs)
-                for row in range(rows):
-                    out = carray(floats(t[OUT] + 4 * row * outputs), outputs)
-                    for i in range(unit * LANES, (unit + vectors) * LANES):
-                        out[i] += bias[i]
-            unit += vectors
-
-    multiply.__qualname__ = f"multiply_{form.name}"
+    """`_multiply` for a form: a copy with other globals, since numba would compile a closure anew in every process."""
+    own = {
+        "TILE": tile(form),
+        "BITS": form.bits,
+        "INPUTS_OF_ROW": form.inputs,
+        "BLOCK": form.block,
+        "SCALES_OF_BLOCK": form.scales,
+    }
+    multiply = FunctionType(_multiply.__code__, globals() | own, f"multiply_{form.name}")
+    multiply.__qualname__, multiply.__module__ = f"multiply_{form.name}", __name__
     return Kernel(multiply, EXACT)
 
 

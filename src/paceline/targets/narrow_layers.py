@@ -33,6 +33,7 @@ class NarrowLayers:
     """
 
     def __init__(self, weights: Weights, activation: Kernel, numbers: Sequence[int]) -> None:
+        self._keep_alive = weights  # tables have addresses of theirs
         self.widest, shape = NarrowProduct.widest, weights.shape
         self._activation, self._numbers = activation, numbers
         heads, up = shape.heads * shape.head_dim, weights.layers[0].up
@@ -69,7 +70,9 @@ class NarrowLayers:
         """
         if weights.shape.parallel or weights.shape.residual_scale != 1.0 or not weights.layers:
             return None
-        return cls(weights, activation, numbers) if all(map(_has_all_steps, weights.layers)) else None
+        return (
+            cls(weights, activation, numbers) if all(map(_has_all_steps, weights.layers)) and _alike(weights) else None
+        )
 
     def _layer(self, layer: FusedLayer) -> Iterator[_Step]:
         at = self._at
@@ -108,12 +111,12 @@ class NarrowLayers:
         tables[self._rows] = len(flow)
         tables[self._flows, 0] = flow.data_ptr()
         tables[self._attends, attention.KEYS :] = attends[:, attention.KEYS :]
+        tables[self._firsts[:-1], kernels.DELTA] = self._at["delta"]  # a pass that was stopped may have left a 0
         tables[first, kernels.DELTA] = 0
         if (start, stop) not in self._programs:
             steps = range(first, self._firsts[stop])
             self._programs[start, stop] = Program([(self._kernels[step], tables[step]) for step in steps])
         self._programs[start, stop].run(threads)
-        tables[first, kernels.DELTA] = self._at["delta"]
         return self._buffers["delta"][: len(flow)]
 
 
@@ -124,6 +127,18 @@ def _has_all_steps(layer: FusedLayer) -> bool:
         and layer.attention_norm is not None
         and layer.mlp_norm is not None
         and layer.experts is None
+    )
+
+
+def _alike(weights: Weights) -> bool:
+    """Whether all layers' matrices have the shapes that buffers are made for."""
+    layers = weights.layers
+    shapes = {
+        tuple(part.shape for part in (layer.qkv, layer.out, layer.up, layer.down) if isinstance(part, PackedLinear))
+        for layer in layers
+    }
+    return len(shapes) == 1 and all(
+        isinstance(layer.qkv, PackedLinear) and layer.qkv.shape[1] == weights.shape.hidden for layer in layers
     )
 
 

@@ -180,16 +180,18 @@ def _why_not(target: TorchTarget) -> str:
     """Why the pass cannot be exact; empty where it can."""
     if target.device.type != "cpu" or target.dtype != torch.float32:
         return f"{str(target.dtype).removeprefix('torch.')} on {target.device.type}: only float32 on the CPU is"
-    shapes: dict[tuple[int, ...], list[PackedLinear]] = defaultdict(list)
+    from paceline.targets import team  # numba takes half a second to import
+    from paceline.targets.compact import has_room
+
+    shapes: dict[tuple[tuple[int, ...], bool], list[PackedLinear]] = defaultdict(list)
     for linear in target.weights.linears:
         if isinstance(linear, PackedLinear):
-            shapes[linear.shape].append(linear)
+            shapes[linear.shape, linear.bias is None].append(linear)
     if not shapes:
         return "this torch has no prepacked products for this CPU"
-    if not all(map(make_width_independent, shapes.values())):
+    copies = has_room(sum(linear.bytes for linear in target.weights.linears))
+    if not all(make_width_independent(alike, copies) for alike in shapes.values()):
         return "this CPU's prepacked products depend on the width of the pass"
-    from paceline.targets import team  # numba takes half a second to import
-
     return "" if team.available() else "this torch's threads cannot run the exact attention"
 
 
