@@ -98,9 +98,17 @@ def child(step: str, model: str, tier: str) -> dict[str, Any]:
     table = 0 if target.config.tie_word_embeddings else target.vocab_size * target.config.hidden_size
     return {
         "tier": target.tier,
-        "weights": target.weight_bytes + table * target.dtype.itemsize,
+        "weights": _as_stored(target) + table * target.dtype.itemsize,
         "cache": 2 * shape.layers * shape.kv_heads * shape.head_dim * (PROMPT + NEW) * target.dtype.itemsize,
     }
+
+
+def _as_stored(target: Any) -> int:
+    """Of matrices; the torch tier has a copy in fewer bits beside those that wide passes read."""
+    if target.tier != "torch":
+        return int(target.weight_bytes)
+    wide = target.weight_count * target.dtype.itemsize
+    return int(wide + (target.weight_bytes if target.weight_bytes < wide else 0))
 
 
 def make_toy(model: str, folder: Path) -> None:

@@ -82,7 +82,8 @@ class Target(ABC):
     `border` is the length of a text that drafts had better not go beyond, since a pass over both sides is dear; behind
     it they are free.
     `layout` says what each layer keeps, where layers differ; it is empty where one tensor holds all keys and values.
-    `weight_count` is the number of weights that every pass multiplies by, `weight_bytes` what they take as stored.
+    `weight_count` is the number of weights that every pass multiplies by, `weight_bytes` what a pass over
+    a few tokens reads of them.
     Hidden states and the cache are of `dtype`; matrix products have the precision of `compute_dtype`.
     Layers are numbered as in the model; "tap i" is the hidden state entering layer i, so tap `num_layers` is the
     input of the final norm.
