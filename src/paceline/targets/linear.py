@@ -70,7 +70,7 @@ class PackedLinear:
 
     @property
     def bytes(self) -> int:
-        return self._bytes if self.narrow is None else self.narrow.bytes
+        return self._bytes if self.narrow is None else min(self._bytes, self.narrow.bytes)  # without padding
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         if self.narrow is not None and 0 < len(x) <= self.narrow.widest:
