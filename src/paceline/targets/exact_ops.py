@@ -16,6 +16,7 @@ from paceline.targets.attention import ATTEND_FIELDS, TILE, attend
 from paceline.targets.kernels import add_norm, clamped_swiglu, gelu, gelu_tanh_gate, silu_gate
 from paceline.targets.narrow_layers import NarrowLayers
 from paceline.targets.parts import CLAMPED
+from paceline.targets.team import addresses, bits
 
 if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
@@ -131,14 +132,6 @@ def _visible(span: Span, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ancestors = span.ancestors.numpy()
     paths = np.argsort(~ancestors, axis=2, kind="stable")  # the visible slots first, in their order
     return starts[:, None] + ancestors.sum(2), np.pad(paths, ((0, 0), (0, 0), (1, 0)))
-
-
-def addresses(*tensors: Tensor | None) -> list[int]:
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
-def bits(value: float) -> int:
-    return int(np.float32(value).view(np.int32))
 
 
 def _threads(out: Tensor) -> int:

@@ -1,7 +1,6 @@
 """Products of few rows with weights in oneDNN's blocks: as fast as memory is, and the same bits as oneDNN's.
 
-oneDNN's kernels for packed weights are made for wide passes; over a few rows they read at two thirds of what memory
-gives. The loops here ask memory ahead of time and keep a few rows' sums in registers. They read oneDNN's blocks where
+oneDNN's kernels for packed weights are made for wide passes. The loops here ask memory ahead of time and keep a few rows' sums in registers. They read oneDNN's blocks where
 they lie, or, where weights have no more than 16, 8 or 4 bits each, a copy that is so much smaller (`compact`).
 
 oneDNN's order of summation is kept: an output is a chain of fused multiply-adds over `chunk` inputs, and chunks are

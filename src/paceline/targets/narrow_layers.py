@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.targets import attention, kernels, narrow
 from paceline.targets.linear import Linear, PackedLinear
 from paceline.targets.narrow import NarrowProduct
-from paceline.targets.team import Kernel, Program
+from paceline.targets.team import Kernel, Program, addresses, bits
 
 if TYPE_CHECKING:
     from paceline.targets.fused import FusedLayer, Weights
@@ -70,25 +70,32 @@ class NarrowLayers:
         """
         if weights.shape.parallel or weights.shape.residual_scale != 1.0 or not weights.layers:
             return None
-        return (
-            cls(weights, activation, numbers) if all(map(_has_all_steps, weights.layers)) and _alike(weights) else None
-        )
+        fits = all(map(_has_all_steps, weights.layers)) and _alike(weights)
+        return cls(weights, activation, numbers) if fits else None
 
     def _layer(self, layer: FusedLayer) -> Iterator[_Step]:
         at = self._at
-        yield self._norm(layer.attention_norm, "delta")
+        yield self._norm(layer.attention_norm)
         yield _product(layer.qkv, at["entered"], at["qkv"])
         yield _Step(attention.attend, [at["qkv"], at["attended"]])
         yield from self._added(layer.out, "attended", layer.attention_post_norm)
-        yield self._norm(layer.mlp_norm, "delta")
+        yield self._norm(layer.mlp_norm)
         yield _product(layer.up, at["entered"], at["up"])
         size = self._buffers["active"].shape[1]
         yield _Step(self._activation, [at["up"], at["active"], 0, size, *self._numbers], rows=2)
         yield from self._added(layer.down, "active", layer.mlp_post_norm)
 
-    def _norm(self, norm: Norm | None, delta: str) -> _Step:
+    def _norm(self, norm: Norm | None) -> _Step:
         assert norm is not None
-        table = [0, self._at[delta], *_of_norm(norm), self._at["entered"], 0, len(norm.weight), _eps(norm)]
+        table = [
+            0,
+            self._at["delta"],
+            *addresses(norm.weight, norm.bias),
+            self._at["entered"],
+            0,
+            len(norm.weight),
+            bits(norm.eps),
+        ]
         return _Step(kernels.add_norm, table, rows=kernels.ROWS, flow=True)
 
     def _added(self, linear: Linear | None, source: str, post_norm: Norm | None) -> Iterator[_Step]:
@@ -98,7 +105,15 @@ class NarrowLayers:
             yield _product(linear, at[source], at["delta"])
             return
         yield _product(linear, at[source], at["unnormed"])
-        table = [at["unnormed"], 0, *_of_norm(post_norm), at["delta"], 0, len(post_norm.weight), _eps(post_norm)]
+        table = [
+            at["unnormed"],
+            0,
+            *addresses(post_norm.weight, post_norm.bias),
+            at["delta"],
+            0,
+            len(post_norm.weight),
+            bits(post_norm.eps),
+        ]
         yield _Step(kernels.add_norm, table, rows=kernels.ROWS)
 
     def __call__(self, attends: np.ndarray, flow: Tensor, start: int, stop: int, threads: int) -> Tensor:
@@ -148,11 +163,3 @@ def _product(linear: Linear | None, source: int, out: int) -> _Step:
     table = linear.narrow.table.copy()
     table[narrow.X], table[narrow.OUT] = source, out
     return _Step(linear.narrow.kernel, table.tolist(), rows=narrow.ROWS)
-
-
-def _of_norm(norm: Norm) -> list[int]:
-    return [norm.weight.data_ptr(), 0 if norm.bias is None else norm.bias.data_ptr()]
-
-
-def _eps(norm: Norm) -> int:
-    return int(np.float32(norm.eps).view(np.int32))

@@ -20,6 +20,7 @@ from numba import cfunc, njit, types
 from numba.core.types import ExternalFunction
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+from torch import Tensor
 
 from paceline.compiled import keep
 
@@ -92,6 +93,16 @@ integers = _at(types.int64)
 def real(bits: int) -> np.float32:
     """The float32 whose bits stand in a table of integers."""
     return np.int32(bits).view(np.float32)
+
+
+def addresses(*tensors: Tensor | None) -> list[int]:
+    """As tables have them; 0 for none."""
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def bits(value: float) -> int:
+    """Of a float32, as tables have them."""
+    return int(np.float32(value).view(np.int32))
 
 
 class Kernel:
