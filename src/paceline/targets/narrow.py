@@ -1,7 +1,8 @@
 """Products of few rows with weights in oneDNN's blocks: as fast as memory is, and the same bits as oneDNN's.
 
-oneDNN's kernels for packed weights are made for wide passes. The loops here ask memory ahead of time and keep a few rows' sums in registers. They read oneDNN's blocks where
-they lie, or, where weights have no more than 16, 8 or 4 bits each, a copy that is so much smaller (`compact`).
+oneDNN's kernels for packed weights are made for wide passes. The loops here ask memory ahead of time and keep a few
+rows' sums in registers. They read oneDNN's blocks where they lie, or, where weights have no more than 16, 8 or 4 bits
+each, a copy that is so much smaller (`compact`).
 
 oneDNN's order of summation is kept: an output is a chain of fused multiply-adds over `chunk` inputs, and chunks are
 added in their order. How long chunks are depends on oneDNN's version and the CPU, so `matching_chunk` finds it by
