@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.targets.parts import Norm
 
 
-class _Step(NamedTuple):
+class _Call(NamedTuple):
     kernel: Kernel
     table: list[int]
     rows: int = -1  # where in the table the width of the pass stands
@@ -73,19 +73,19 @@ class NarrowLayers:
         fits = all(map(_has_all_steps, weights.layers)) and _alike(weights)
         return cls(weights, activation, numbers) if fits else None
 
-    def _layer(self, layer: FusedLayer) -> Iterator[_Step]:
+    def _layer(self, layer: FusedLayer) -> Iterator[_Call]:
         at = self._at
         yield self._norm(layer.attention_norm)
         yield _product(layer.qkv, at["entered"], at["qkv"])
-        yield _Step(attention.attend, [at["qkv"], at["attended"]])
+        yield _Call(attention.attend, [at["qkv"], at["attended"]])
         yield from self._added(layer.out, "attended", layer.attention_post_norm)
         yield self._norm(layer.mlp_norm)
         yield _product(layer.up, at["entered"], at["up"])
         size = self._buffers["active"].shape[1]
-        yield _Step(self._activation, [at["up"], at["active"], 0, size, *self._numbers], rows=2)
+        yield _Call(self._activation, [at["up"], at["active"], 0, size, *self._numbers], rows=2)
         yield from self._added(layer.down, "active", layer.mlp_post_norm)
 
-    def _norm(self, norm: Norm | None) -> _Step:
+    def _norm(self, norm: Norm | None) -> _Call:
         assert norm is not None
         table = [
             0,
@@ -96,9 +96,9 @@ class NarrowLayers:
             len(norm.weight),
             bits(norm.eps),
         ]
-        return _Step(kernels.add_norm, table, rows=kernels.ROWS, flow=True)
+        return _Call(kernels.add_norm, table, rows=kernels.ROWS, flow=True)
 
-    def _added(self, linear: Linear | None, source: str, post_norm: Norm | None) -> Iterator[_Step]:
+    def _added(self, linear: Linear | None, source: str, post_norm: Norm | None) -> Iterator[_Call]:
         """What a sublayer adds to the flow, from its last matrix."""
         at = self._at
         if post_norm is None:
@@ -114,7 +114,7 @@ class NarrowLayers:
             len(post_norm.weight),
             bits(post_norm.eps),
         ]
-        yield _Step(kernels.add_norm, table, rows=kernels.ROWS)
+        yield _Call(kernels.add_norm, table, rows=kernels.ROWS)
 
     def __call__(self, attends: np.ndarray, flow: Tensor, start: int, stop: int, threads: int) -> Tensor:
         """What layer `stop - 1` adds to the flow, `[rows, hidden]`, which has become what enters its MLP.
@@ -157,9 +157,9 @@ def _alike(weights: Weights) -> bool:
     )
 
 
-def _product(linear: Linear | None, source: int, out: int) -> _Step:
+def _product(linear: Linear | None, source: int, out: int) -> _Call:
     assert isinstance(linear, PackedLinear)
     assert linear.narrow is not None
     table = linear.narrow.table.copy()
     table[narrow.X], table[narrow.OUT] = source, out
-    return _Step(linear.narrow.kernel, table.tolist(), rows=narrow.ROWS)
+    return _Call(linear.narrow.kernel, table.tolist(), rows=narrow.ROWS)
