@@ -64,7 +64,7 @@ class Output:
 
 
 class LLM:
-    """A target with a drafter and a stopping policy. Make one with `paceline.load`.
+    """A target with a drafter and a stopping policy. Make one with `paceline.load`. Threads may share it.
 
     Attributes:
         tuned: what `paceline tune` learned for this model, where the drafter starts from it.
@@ -86,7 +86,8 @@ class LLM:
 
     def method(self, drafter: str | Callable[[Target], Drafter], policy: str | None = None) -> LLM:
         """The same target with another drafter and policy; weights are shared."""
-        return _assemble(self.target, drafter, policy, self.verifier, self.tuned)
+        with self.target.turns:
+            return _assemble(self.target, drafter, policy, self.verifier, self.tuned)
 
     def generate(
         self,
@@ -122,10 +123,16 @@ class LLM:
 
     def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
         """Continue requests as `Engine.run` does, on an engine that drafts predictions and what grammars force, where
-        there are any.
+        there are any. While the other engine decodes, they join that: the drafter follows one at a time.
         """
         known = any(request.prediction or request.constraint for request in requests)
-        return (self._predicting if known else self.engine).run(requests, batch)
+        with self.target.turns:
+            engine, other = (self._predicting, self.engine) if known else (self.engine, self._predicting)
+            running = (engine if other.resting else other).run(requests, batch)
+            first = next(running, None)
+        if first:
+            yield first
+            yield from running
 
     @cached_property
     def _predicting(self) -> Engine:
@@ -136,7 +143,9 @@ class LLM:
         _refuse_method(sampling)
         [request] = self.requests([prompt], chat=chat, **sampling)
         for _ in self.run([request]):
-            if text := "".join(piece.text for piece in request.read()):
+            with self.target.turns:  # another thread may decode this request's next round
+                text = "".join(piece.text for piece in request.read())
+            if text:
                 yield text
 
     def requests(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
     from paceline.targets.target import Target
 
 log = logging.getLogger("paceline")
+
+Batch = TypeVar("Batch", bound="RunningBatch")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def in_turn(
+    method: Callable[Concatenate[Batch, Given], Result],
+) -> Callable[Concatenate[Batch, Given], Result]:
+    """A method that waits until no other thread uses the target."""
+
+    @wraps(method)
+    def waits(self: Batch, /, *given: Given.args, **named: Given.kwargs) -> Result:
+        with self.target.turns:
+            return method(self, *given, **named)
+
+    return waits
 
 
 class RunningBatch:
@@ -85,6 +103,7 @@ class RunningBatch:
         longest = max(request.prompt_length + request.limit for request in requests)
         return longest + max(self.drafter.max_nodes(request.policy.limit) for request in requests) + 1
 
+    @in_turn
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:
         """End a request here and now, whether it waits or decodes; its row is free. One that ended is left alone."""
@@ -122,6 +141,7 @@ class RunningBatch:
         self._cache = None  # what there was is free before there is more
         self._cache, self._followed = self.target.new_cache(rows, slots), False
 
+    @in_turn
     @torch.inference_mode()
     def touch(self) -> None:
         """Have the system give all of the cache's memory now, and that of the prefixes: it comes when first written."""

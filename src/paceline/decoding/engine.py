@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from paceline.clock import now
-from paceline.decoding.batch import RunningBatch
+from paceline.decoding.batch import RunningBatch, in_turn
 from paceline.decoding.request import CANCELLED, NO_ROW, Request
 from paceline.decoding.stats import Clock, Round
 from paceline.decoding.verify import NEEDING_NO_LOGITS, Outcome, verify
@@ -31,7 +31,7 @@ class Emitted(NamedTuple):
 
 class Engine(RunningBatch):
     """Runs requests on a target with a drafter. Requests may join and leave between rounds; what each of them gets does
-    not depend on the others. Not thread-safe.
+    not depend on the others. Threads may share an engine, and engines a target: they take turns, a round each.
 
     Args:
         rows: most requests decoded at a time.
@@ -46,6 +46,7 @@ class Engine(RunningBatch):
     """
 
     # -- requests come and go --------------------------------------------------------------------------------------
+    @in_turn
     def add(self, request: Request) -> None:
         """Let a request join, after those that wait already, as soon as there is a row.
 
@@ -58,6 +59,7 @@ class Engine(RunningBatch):
         request.slot = NO_ROW
         self._waiting.append(request)
 
+    @in_turn
     @torch.inference_mode()
     def step(self) -> list[Emitted]:
         """One round: requests that wait join where there is a row, all are decoded, and those that ended leave.
@@ -97,6 +99,19 @@ class Engine(RunningBatch):
             ContextOverflow: before anything is computed, when a request does not fit.
             OptionError: when `batch` is below 1, or a request has been decoded.
         """
+        running = self._run(requests, batch)
+        try:
+            while True:
+                with self.target.turns:
+                    request = next(running, None)
+                if request is None:
+                    return
+                yield request
+        finally:
+            with self.target.turns:
+                running.close()
+
+    def _run(self, requests: Sequence[Request], batch: int | None) -> Generator[Request, None, None]:
         require(batch is None or batch >= 1, f"batch must be at least 1, not {batch}")
         for request in requests:
             self._check(request)
@@ -117,7 +132,7 @@ class Engine(RunningBatch):
                         yield request
                     if request.error:
                         raise request.error
-                    if request.finish_reason:
+                    if request.finish_reason and len(request.stats.rounds) == going[request]:  # others may have stepped
                         del going[request]
         finally:
             for request in going:

@@ -23,6 +23,7 @@ from paceline.errors import DataError
 from paceline.profiling.trace import SCORED, Source, Trace, TracedDraft
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.context import ENDLESS
+from paceline.targets.turns import Turns
 
 if TYPE_CHECKING:
     from paceline.clock import MadeUpClock
@@ -36,6 +37,7 @@ class RecordedTarget:
 
     device, dtype, num_layers, chains_only, has_blocks = torch.device("cpu"), torch.float32, 0, False, False
     tier, exact, tokenizer, eos, border = "replay", True, None, (), ENDLESS
+    turns = Turns()
 
     def __init__(self, trace: Trace, costs: Costs, clock: MadeUpClock) -> None:
         self.name, self.vocab_size, self.context = trace.header.model, trace.header.vocab, trace.header.context

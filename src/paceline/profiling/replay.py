@@ -15,6 +15,7 @@ from paceline.errors import OptionError
 from paceline.profiling.rounds import ready
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.context import ENDLESS
+from paceline.targets.turns import Turns
 
 if TYPE_CHECKING:
     from paceline.decoding.stats import Stats
@@ -66,6 +67,7 @@ class _NoTarget:
 
     device, num_layers, chains_only, name = torch.device("cpu"), 0, False, "a replay"
     border = ENDLESS
+    turns = Turns()
 
     def check_fits(self, prompt: int, new: int) -> None:
         """Any text does."""

@@ -94,7 +94,10 @@ def _seconds_of_batch(drafter: Drafter) -> Callable[[int], float]:
 
 def round_seconds(drafter: Drafter) -> Costs:
     """Seconds of a round by what it drafts and verifies, batch 1. Drafters without a model draft in no time."""
-    return known_costs(drafter) or set_costs(drafter, _round_seconds(drafter))
+    if known := known_costs(drafter):
+        return known
+    with drafter.target.turns:
+        return known_costs(drafter) or set_costs(drafter, _round_seconds(drafter))
 
 
 def measure_drafting(drafter: Drafter) -> None:

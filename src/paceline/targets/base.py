@@ -16,6 +16,7 @@ from paceline.targets.context import ENDLESS, context_of
 from paceline.targets.layered import LayeredCache, Layout
 from paceline.targets.placing import device_of
 from paceline.targets.span import Span
+from paceline.targets.turns import Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -87,6 +88,7 @@ class Target(ABC):
     Hidden states and the cache are of `dtype`; matrix products have the precision of `compute_dtype`.
     Layers are numbered as in the model; "tap i" is the hidden state entering layer i, so tap `num_layers` is the
     input of the final norm.
+    Passes of several threads take turns: `turns`.
     """
 
     has_blocks = True
@@ -101,6 +103,7 @@ class Target(ABC):
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         config = model.config.get_text_config()
         self.model, self.config, self.tokenizer = model, config, tokenizer
+        self.turns = Turns()
         self.dtype, self.device = model.dtype, device_of(model)
         self.compute_dtype = self.dtype
         self.num_layers: int = config.num_hidden_layers

@@ -56,7 +56,10 @@ def set_costs(of: object, costs: Costs) -> Costs:
 
 def costs_of(target: Target) -> Costs:
     """The costs of the target's passes: from its stored profile, or measured now, in little more than `LIMIT`."""
-    return _known.get(target) or set_costs(target, stored_costs(target) or measure_costs(target))
+    if known := _known.get(target):
+        return known
+    with target.turns:  # another thread may have measured them meanwhile
+        return _known.get(target) or set_costs(target, stored_costs(target) or measure_costs(target))
 
 
 @torch.inference_mode()
