@@ -88,5 +88,5 @@ def fast_linear(
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not can_pack():
         return PlainLinear(weight, bias)
     linear = PackedLinear(weight, bias)
-    quicken([linear])
+    quicken([linear], linear.probe())
     return linear

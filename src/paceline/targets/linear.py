@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _ROWS = 64  # widths the width-independence check goes up to, besides one of a prompt chunk
 _CHUNK = 512
 _FEW = 8
+_SOME = 1_000_003  # random numbers; a prime, so that rows differ
 _OUTPUTS = 1 << 22  # of one product of the check: memory that a large head would not leave otherwise
 _BLOCKS = (64, 48, 32, 24, 16, 8)  # rows a block of oneDNN's weight formats
 
@@ -68,6 +69,12 @@ class PackedLinear:
         self.blocks = _blocks(self.packed, weight)
         self.narrow: NarrowProduct | None = None
 
+    def probe(self) -> PackedLinear:
+        """One like it, with weights that show the order of sums: those of a model may be zeros, which hide it."""
+        some = torch.randn(_SOME, generator=torch.Generator().manual_seed(0))  # repeated: all anew would take long
+        weight = some.repeat(-(-self.weights // _SOME))[: self.weights].view(self.shape)
+        return type(self)(weight, None if self.bias is None else some[: self.shape[0]])
+
     @property
     def bytes(self) -> int:
         return self._bytes if self.narrow is None else min(self._bytes, self.narrow.bytes)  # without padding
@@ -112,29 +119,28 @@ def is_width_independent(linear: PackedLinear) -> bool:
     )
 
 
-def quicken(linears: Sequence[PackedLinear], copies: bool = True) -> bool:
+def quicken(linears: Sequence[PackedLinear], probe: PackedLinear, copies: bool = True) -> bool:
     """Whether a few rows are from now on computed by loops made for that, which linears, all of one shape, allow where
     these give the bits of oneDNN's wide products.
 
     Args:
+        probe: of these, on which that is tried; it is quickened as well.
         copies: of weights in fewer bits may be made.
     """
     from paceline.targets import team  # numba takes half a second to import
 
-    if not team.available():
+    if not team.available() or probe.blocks is None:
         return False
     from paceline.targets.compact import as_they_are, compact
     from paceline.targets.narrow import NarrowProduct, matching_chunk
 
-    first = linears[0]
-    if first.blocks is None:
-        return False
-    x = torch.randn(_ROWS, first.shape[1], generator=torch.Generator().manual_seed(0))
-    chunk = matching_chunk(first.blocks, first.shape, first.bias, x[:_FEW], first(x)[:_FEW])
-    for linear in linears if chunk else ():
-        assert linear.blocks is not None
-        weights = compact(linear.blocks, linear.shape[1], chunk) if copies else as_they_are(linear.blocks)
-        linear.narrow = NarrowProduct(weights, linear.shape, linear.bias, chunk)
+    x = torch.randn(_ROWS, probe.shape[1], generator=torch.Generator().manual_seed(0))
+    chunk = matching_chunk(probe.blocks, probe.shape, probe.bias, x[:_FEW], probe(x)[:_FEW])
+    for linear in (probe, *linears) if chunk else ():
+        if linear.blocks is not None:  # else there are weights that are no numbers
+            fewer = copies and linear is not probe
+            weights = compact(linear.blocks, linear.shape[1], chunk) if fewer else as_they_are(linear.blocks)
+            linear.narrow = NarrowProduct(weights, linear.shape, linear.bias, chunk)
     return bool(chunk)
 
 
@@ -142,14 +148,17 @@ def make_width_independent(linears: Sequence[PackedLinear], copies: bool = True)
     """Whether linears, all of one shape, are that, or have become so by other loops for a few rows (see `quicken`), or
     `paired`.
     """
-    if quicken(linears, copies) and is_width_independent(linears[0]):
+    probe = linears[0].probe()
+    tried = probe, linears[0]
+    if quicken(linears, probe, copies) and all(map(is_width_independent, tried)):
         return True
-    for linear in linears:
+    for linear in (probe, *linears):
         linear.narrow = None
-    if is_width_independent(linears[0]):
+    if all(map(is_width_independent, tried)):
         return True
-    linears[0].paired = True
-    helps = is_width_independent(linears[0])
+    for linear in tried:
+        linear.paired = True
+    helps = all(map(is_width_independent, tried))
     for linear in linears:
         linear.paired = helps
     return helps
