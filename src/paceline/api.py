@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -14,7 +14,7 @@ import torch
 from paceline.decoding.engine import Engine
 from paceline.decoding.grammar import GrammarState, json_grammar, lark_grammar, new_matcher
 from paceline.decoding.request import Request
-from paceline.decoding.sampling import SamplingParams
+from paceline.decoding.sampling import SamplingParams, token_ids
 from paceline.decoding.text import TextStream
 from paceline.drafters import DRAFTERS
 from paceline.drafters.dispatch import Dispatch
@@ -95,7 +95,7 @@ class LLM:
         *,
         chat: bool | None = None,
         batch: int | None = None,
-        prediction: str | Sequence[int] = (),
+        prediction: str | Sequence[int] | None = None,
         **sampling: Any,
     ) -> Output | list[Output]:
         """Continue a prompt, or a list of them as one batch.
@@ -153,7 +153,7 @@ class LLM:
         prompts: Sequence[Prompt],
         *,
         chat: bool | None = None,
-        prediction: str | Sequence[int] = (),
+        prediction: str | Sequence[int] | None = None,
         drafter: str | None = None,
         **sampling: Any,
     ) -> list[Request]:
@@ -162,13 +162,12 @@ class LLM:
         Args:
             drafter: by what name the engine's `Dispatch` knows this one's drafter; other engines have only one.
         """
-        try:
-            params = SamplingParams(**sampling)
-        except TypeError as error:
-            unknown = set(sampling) - set(SamplingParams.__dataclass_fields__)
-            raise OptionError(f"unknown sampling option: {', '.join(sorted(unknown)) or error}") from error
+        unknown = set(sampling) - set(SamplingParams.__dataclass_fields__)
+        require(not unknown, f"unknown sampling option: {', '.join(sorted(unknown))}")
+        params = SamplingParams(**sampling)
         if isinstance(prediction, str):
-            prediction = cast("list[int]", self.tokenizer.encode(prediction, add_special_tokens=False))
+            prediction = self.tokenizer.encode(prediction, add_special_tokens=False)
+        prediction = token_ids("a prediction that is no text", () if prediction is None else prediction)
         seeds = (None if params.seed is None else params.seed + index for index in range(len(prompts)))
         return [
             self._request(prompt, replace(params, seed=seed), chat, drafter=drafter, prediction=prediction)
@@ -177,20 +176,20 @@ class LLM:
 
     def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
         """Token ids of a prompt; raises OptionError when it is empty, or the chat template refuses it."""
-        require(len(prompt) > 0 and (not isinstance(prompt, str) or bool(prompt.strip())), "the prompt is empty")
         if isinstance(prompt, str):
+            require(bool(prompt.strip()), "the prompt is empty")
             if not (bool(self.tokenizer.chat_template) if chat is None else chat):
                 return cast("list[int]", self.tokenizer.encode(prompt))
             prompt = [{"role": "user", "content": prompt}]
-        if isinstance(prompt[0], dict):
+        parts = _parts(prompt)
+        if isinstance(parts[0], dict):
             require(bool(self.tokenizer.chat_template), "this model's tokenizer has no chat template")
-            messages = cast("list[dict[str, str]]", prompt)
             try:
-                ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+                ids = self.tokenizer.apply_chat_template(parts, add_generation_prompt=True, return_dict=False)
             except Exception as error:  # a template may refuse anything, in its own words
                 raise OptionError(f"the chat template refuses these messages: {first_line(error)}") from error
             return cast("list[int]", ids)
-        return [int(token) for token in cast("Sequence[int]", prompt)]
+        return token_ids("a prompt that is neither text nor chat messages", parts)
 
     def new_policy(self, *, anew: bool = False) -> StoppingPolicy:
         """A policy for one request, told where it runs: what a `Request` for `engine` is made with.
@@ -205,7 +204,8 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None, **more: Any) -> Request:
         ids, vocab, tokenizer = self.encode(prompt, chat), self.target.vocab_size, self.target.tokenizer
-        bad = [token for token in [*ids, *(params.logit_bias or ()), *more["prediction"]] if not 0 <= token < vocab]
+        named = [*ids, *(params.logit_bias or ()), *(params.eos or ()), *more["prediction"]]
+        bad = [token for token in named if not 0 <= token < vocab]
         require(not bad, f"token id {bad[:1]} is outside the vocabulary of {vocab}")
         require((params.logprobs or 0) <= vocab, f"logprobs must be at most {vocab}, the size of the vocabulary")
         require(not params.stop or tokenizer is not None, "stop strings need a model with a tokenizer")
@@ -325,6 +325,7 @@ def _assemble(
         chosen, rule = parse_method(drafter, policy)
         built = chosen.build(target)
     else:
+        require(callable(drafter), f"a drafter is its name, or a function of the target, not {drafter!r}")
         built = drafter(target)
         rule = POLICIES.parse(policy or built.default_policy)
     llm = LLM(target, built, rule, verifier, tuned)
@@ -335,6 +336,18 @@ def _assemble(
 def _is_batch(prompt: object) -> bool:
     """A list of prompts, as against one prompt that is itself a list (of ids or of chat messages)."""
     return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], Integral | dict)
+
+
+def _parts(prompt: object) -> list[Any]:
+    """The ids or messages that a prompt is made of; raises OptionError where there are none."""
+    try:
+        parts = None if isinstance(prompt, dict | bytes) else list(cast("Iterable[Any]", prompt))
+    except TypeError:
+        parts = None
+    if parts is None:
+        raise OptionError(f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}")
+    require(bool(parts), "the prompt is empty")
+    return parts
 
 
 __all__ = ["LLM", "Output", "Prompt", "StoppingPolicy", "load"]

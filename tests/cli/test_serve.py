@@ -11,7 +11,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[uvicorn.Server]:
     """The servers that would have been run."""
     servers: list[uvicorn.Server] = []
 
-    def run(self: uvicorn.Server) -> None:
+    def run(self: uvicorn.Server, sockets: list[socket.socket]) -> None:
         servers.append(self)
         self.started = self.config.port != 1
 
@@ -37,6 +37,10 @@ def test_options_come_from_a_file_and_the_command_line(run, tiny_model_dir, tmp_
     ("words", "text", "said"),
     [
         (["--timeout", "0"], "", "timeout must be above 0"),
+        (["--drain", "inf"], "", "drain must be above 0, and finite"),
+        (["--api-key", "clé"], "", "ASCII characters only"),
+        (["--config", "FILE"], "rows = true", "rows is no switch"),
+        (["--host", "no.such.host.invalid"], "", "cannot serve on no.such.host.invalid"),
         (["--port", "1"], "", "cannot serve on"),
         (["--config", "FILE"], "colour = 1", "unknown options: colour"),
         (["--config", "FILE"], "rows =", "cannot read the options"),
@@ -61,5 +65,5 @@ def test_a_port_that_is_taken(run, tiny_model_dir):
 
 
 def test_the_extra_is_named(run, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    monkeypatch.setitem(__import__("sys").modules, "paceline.serve.server", None)  # as where it cannot be imported
     assert "pip install 'paceline[serve]'" in run("serve").err

@@ -130,13 +130,41 @@ def test_stateful_processors_are_refused(model) -> None:
         {"min_p": 1.1},
         {"repetition_penalty": 0.0},
         {"no_repeat_ngram_size": -1},
+        {"max_new_tokens": 2.0},
+        {"max_new_tokens": True},
+        {"top_k": "2"},
+        {"logprobs": True},
+        {"seed": 1.5},
+        {"seed": 2**63},
+        {"temperature": None},
+        {"temperature": float("inf")},
+        {"top_p": "1"},
+        {"repetition_penalty": 1e-300},
+        {"logit_bias": {5: 1e300}},
+        {"logit_bias": {"a": 1}},
+        {"presence_penalty": True},
+        {"eos": ["a"]},
+        {"eos": "a"},
+        {"stop": [5]},
         {"stop": ("a", "")},
         {"stop": ""},
     ],
 )
 def test_out_of_range(bad: dict[str, object]) -> None:
-    with pytest.raises(OptionError, match=next(iter(bad)) if "stop" not in bad else "stop string"):
+    with pytest.raises(OptionError, match=next(iter(bad)) if "stop" not in bad else "stop"):
         SamplingParams(**bad)
+
+
+def test_one_token_ends_as_a_list_of_them_does() -> None:
+    assert SamplingParams(eos=2).eos == (2,)
+    assert SamplingParams(stop=None).stop == ()
+
+
+def test_the_least_temperatures_choose_the_likeliest() -> None:
+    scores = torch.tensor([[10.0, 30.0, 29.9]])
+    for temperature in (1e-5, 1e-40, 1e-300):
+        [warper] = SamplingParams(temperature=temperature).processors(0, (), scores.device)
+        assert warper(None, scores).softmax(-1).tolist() == [[0, 1, 0]]
 
 
 def test_a_single_stop_string() -> None:

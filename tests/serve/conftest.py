@@ -17,6 +17,7 @@ import paceline
 from helpers import one_thread  # noqa: F401
 from paceline import LLM
 from paceline.serve.app import make_app
+from paceline.serve.server import Draining
 from paceline.serve.settings import Settings
 from paceline.serve.worker import Worker
 from paceline.targets.linear import can_pack
@@ -52,7 +53,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 def serving(llms: dict[str, LLM], settings: Settings) -> Iterator[Running]:
     app = make_app(llms, settings)
     config = uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
+    server = Draining(config, app, settings.drain)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -29,6 +29,24 @@ def test_offsets_of_tokens_whose_text_is_held_back() -> None:
     assert offsets == [0, 1, 2]
 
 
+def test_tokens_that_are_parts_of_a_character() -> None:
+    """Each has a name and bytes of its own, though no text."""
+    first, second = BYTES.encode("é", add_special_tokens=False)
+    logprobs = [Logprob(-1.0, [(first, -1.0), (second, -2.0)]), SURE]
+    plain = completion_logprobs(TEXTS, [first, second], logprobs, 3)
+    assert plain["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert plain["top_logprobs"][0] == {"bytes:\\xc3": -1.0, "bytes:\\xa9": -2.0}
+    assert plain["text_offset"] == [3, 4]
+    chat = chat_logprobs(TEXTS, [first, second], logprobs)["content"]
+    assert bytes(byte for entry in chat for byte in entry["bytes"]).decode() == "é"
+
+
+def test_of_tokens_with_one_text_the_likelier_is_told() -> None:
+    ids = PIECES.convert_tokens_to_ids(["▁a", "▁a"])
+    told = completion_logprobs(TokenTexts(PIECES), ids[:1], [Logprob(-1.0, [(ids[0], -1.0), (ids[1], -2.0)])], 0)
+    assert told["top_logprobs"] == [{" a": -1.0}]
+
+
 def test_a_call_that_is_cut_says_so() -> None:
     whole = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     for text, ended, reason in ((whole, "eos", "tool_calls"), (whole + '\n<tool_call>{"na', "length", "length")):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,8 +13,10 @@ import httpx
 import pytest
 
 from paceline import LLM
+from paceline.decoding.engine import Engine
 from paceline.errors import OptionError
 from paceline.serve.app import make_app
+from paceline.serve.requests import FrontDesk
 from paceline.serve.settings import Settings
 from paceline.serve.tools import ToolText
 from serve.conftest import Running, serving, wait_until
@@ -165,6 +170,23 @@ class TestFailures:
             rest = list(lines)
         assert '"server_error"' in rest[-2]
 
+    def test_what_nobody_foresaw(
+        self, server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Its answer is one like all others."""
+        monkeypatch.setattr(FrontDesk, "encode", lambda *_: 1 / 0)
+        with caplog.at_level(logging.INFO, "paceline.serve"):
+            answer = server.post("/v1/completions?a%0Ab", json={"prompt": "a"}, headers={"origin": "http://page"})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"] == "internal error"
+        assert answer.headers["access-control-allow-origin"] == "http://page"
+        assert f"{answer.headers['x-request-id']} POST /v1/completions 500" in caplog.text
+
+    def test_paths_are_logged_as_sent(self, server: Running, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "paceline.serve"):
+            server.get("/a%0Aforged%1b")
+        assert "GET /a%0Aforged%1b 404" in caplog.text
+
     def test_settings(self, tiny: LLM) -> None:
         for wrong in ({"rows": 0}, {"queue": -1}, {"timeout": 0.0}, {"keys": ("one", "")}, {"keys": (" ",)}):
             with pytest.raises(OptionError):
@@ -196,8 +218,35 @@ class TestOneOfItsOwn:
         assert not server.worker.ready
         server.worker.close()
 
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_what_does_not_end_in_time_is_told_so(
+        self, llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch, stream: bool
+    ) -> None:
+        step = Engine.step
+        monkeypatch.setattr(Engine, "step", lambda self: (time.sleep(0.05), step(self))[1])
+        asked = {"prompt": "abc", "max_tokens": 400, "ignore_eos": True, "temperature": 0, "stream": stream}
+        with ThreadPoolExecutor() as pool, serving(llms, Settings(rows=1, context=512, drain=0.3)) as running:
+            answer = pool.submit(running.post, "/v1/completions", json=asked)
+            wait_until(lambda: bool(running.worker.state))
+            running.server.should_exit = True
+            got = answer.result()
+        if stream:
+            *_, last = (line for line in got.text.splitlines() if line)
+            assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        else:
+            assert got.status_code == 503
+            assert "shutting down" in got.json()["error"]["message"]
+
 
 class TestToolText:
+    def test_an_end_within_a_text_of_the_call(self) -> None:
+        inside = {"name": "f", "arguments": {"v": 'x </tool_call> "y'}}
+        text = f"<tool_call>{json.dumps(inside)}</tool_call>!"
+        tools = ToolText()
+        assert "".join(map(tools.push, text)) + tools.flush() == "!"
+        [call] = tools.calls
+        assert json.loads(call["function"]["arguments"]) == inside["arguments"]
+
     def test_calls_are_told_from_text(self) -> None:
         call = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
         text = f"well <b> {call}<tool_call>no</tool_call>.<tool"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -156,6 +157,11 @@ class TestRefusals:
             ({"min_tokens": 30}, "min_new_tokens"),
             ({"logit_bias": {"999": 1}}, "token id"),
             ({"paceline": {"policy": "specdec++:predictor=/etc/passwd"}}, "predictor"),
+            ({"stop": ["x"] * 17}, "stop: at most 16"),
+            ({"stop": ["x" * 2000]}, "stop: a text of it may have 1000 characters"),
+            ({"stop": 5}, "stop: must be a text or a list of texts"),
+            ({"logprobs": False}, "logprobs: must be a number here"),
+            ({"stream_options": {"include_usage": True}}, "stream_options needs stream"),
         ],
     )
     def test_the_field_is_named(self, server: Running, more: dict[str, Any], named: str) -> None:
@@ -169,7 +175,12 @@ class TestRefusals:
             ({"tool_choice": "required"}, "tool_choice"),
             ({"top_logprobs": 2}, "top_logprobs"),
             ({"messages": []}, "messages"),
-            ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+            (
+                {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+                "messages.0.content.0",
+            ),
+            ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}, "tool_calls"),
+            ({"prediction": {"type": "content", "content": "a" * 600}}, "prediction: its 600 tokens"),
         ],
     )
     def test_of_chats(self, server: Running, more: dict[str, Any], named: str) -> None:
@@ -189,6 +200,13 @@ class TestRefusals:
             assert answer.status_code == 400
             assert answer.json()["error"]["type"] == "invalid_request_error"
 
+    @pytest.mark.parametrize("field", ["prompt", "model", "user", "stop", "\\ud800"])
+    def test_half_a_surrogate_pair(self, server: Running, field: str) -> None:
+        body = f'{{"prompt": "a", "{field}": "\\ud800"}}'.encode()
+        answer = server.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert "surrogate" in answer.json()["error"]["message"]
+
     def test_bodies_that_are_too_long(self, server: Running) -> None:
         long = json.dumps({"prompt": "a" * 30_000}).encode()
         assert server.post("/v1/completions", content=long).status_code == 413
@@ -200,6 +218,19 @@ class TestTheRest:
         [model] = server.client().models.list().data
         assert model.id == "tiny"
         assert model.model_extra["drafters"] == ["prompt-lookup", "none", "suffix"]
+
+    def test_one_model(self, server: Running) -> None:
+        assert server.client().models.retrieve("tiny").id == "tiny"
+        with pytest.raises(openai.NotFoundError):
+            server.client().models.retrieve("a/b")
+
+    def test_answers_have_names_of_their_own(self, server: Running) -> None:
+        asked = {"json": {"prompt": "a", **GREEDY}, "headers": {"x-request-id": "same"}}
+        assert len({server.post("/v1/completions", **asked).json()["id"] for _ in range(2)}) == 2
+
+    @pytest.mark.parametrize("path", ["/", "/health", "/ready"])
+    def test_heads(self, server: Running, path: str) -> None:
+        assert httpx.head(server.url + path).status_code == 200
 
     def test_tokens_there_and_back(self, server: Running, tiny: LLM) -> None:
         tokens = server.post("/tokenize", json={"prompt": "äbc"}).json()["tokens"]

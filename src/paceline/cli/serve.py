@@ -26,8 +26,12 @@ def _configured(context: Context, file: Path | None) -> Path | None:
     except (OSError, ValueError) as error:
         raise OptionError(f"cannot read the options in {file}: {error}") from error
     values = {key.replace("-", "_"): value for key, value in values.items()}
-    unknown = set(values) - {str(parameter.name) for parameter in context.command.params}
+    known = {str(parameter.name): parameter for parameter in context.command.params}
+    unknown = set(values) - set(known)
     require(not unknown, f"{file} has unknown options: {', '.join(sorted(unknown))}")
+    for name, value in values.items():
+        switch = getattr(known[name], "is_flag", False)
+        require(switch or not isinstance(value, bool), f"{file}: {name} is no switch, but true or false is given")
     context.default_map = values
     return file
 
@@ -66,9 +70,8 @@ def serve(
 ) -> None:
     """Serve the OpenAI API, and a page that shows who drafts what."""
     try:
-        import uvicorn
-
         from paceline.serve.app import make_app
+        from paceline.serve.server import bound, run
         from paceline.serve.settings import Settings
     except ImportError as error:
         raise OptionError(f"serve needs the extra 'serve': pip install 'paceline[serve]' ({error})") from error
@@ -85,21 +88,14 @@ def serve(
         "name": source.model,
     }
     Settings(**settings)  # what is wrong is told before a model is loaded
-    llm = source.llm(method)
-    settings["context"] = context or min(llm.target.context, 4096)
-    llms = {method.parts()[0]: llm}
-    for name in (*OFFERED, *(offer or ())):
-        with suppress(OptionError) if name in OFFERED else nullcontext():  # some models read no trees
-            if name not in llms:
-                llms[name] = llm.method(name)
-    app = make_app(llms, Settings(**settings))
-    logging.basicConfig(level=logging.INFO, format="%(message)s" if log_json else "%(asctime)s %(message)s")
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, host=host, port=port, access_log=False, log_config=None, timeout_graceful_shutdown=round(drain) or 1
-        )
-    )
-    with suppress(SystemExit):  # of uvicorn, where it cannot start: it has said why
-        server.run()
-    if not server.started:
-        raise OptionError(f"cannot serve on {host}:{port}")
+    with bound(host, port) as address:  # a port that is taken, too
+        llm = source.llm(method)
+        settings["context"] = context or min(llm.target.context, 4096)
+        llms = {method.parts()[0]: llm}
+        for name in (*OFFERED, *(offer or ())):
+            with suppress(OptionError) if name in OFFERED else nullcontext():  # some models read no trees
+                if name not in llms:
+                    llms[name] = llm.method(name)
+        app = make_app(llms, Settings(**settings))
+        logging.basicConfig(level=logging.INFO, format="%(message)s" if log_json else "%(asctime)s %(message)s")
+        run(app, address, drain)

@@ -11,6 +11,7 @@ import torch
 from paceline.clock import now
 from paceline.decoding.batch import RunningBatch, in_turn
 from paceline.decoding.request import CANCELLED, NO_ROW, Request
+from paceline.decoding.sampling import whole_number
 from paceline.decoding.stats import Clock, Round
 from paceline.decoding.verify import NEEDING_NO_LOGITS, Outcome, verify
 from paceline.drafting.tree import TokenTree, tree_span
@@ -112,6 +113,7 @@ class Engine(RunningBatch):
                 running.close()
 
     def _run(self, requests: Sequence[Request], batch: int | None) -> Generator[Request, None, None]:
+        batch = whole_number("batch", batch, none=True)
         require(batch is None or batch >= 1, f"batch must be at least 1, not {batch}")
         for request in requests:
             self._check(request)

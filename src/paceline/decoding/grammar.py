@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.errors import OptionError, require
+from paceline.errors import OptionError, first_line, require
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -30,7 +30,10 @@ _tokenizers: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[int, ...], LL
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
     """The grammar of JSON that fits a schema. Objects' keys come in the schema's order."""
-    return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": STYLE}}]})
+    try:
+        return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": STYLE}}]})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(f"json_schema is no JSON: {first_line(error)}") from error
 
 
 def lark_grammar(text: str) -> str:

@@ -13,6 +13,8 @@ from paceline.decoding.penalties import LogitBias, OutputPenalty
 if TYPE_CHECKING:
     import torch
 
+LEAST = 1e-6  # temperature: scores over less might be infinite
+
 #: Processors that look at scores alone run once over all nodes; every other one gets each node's own history.
 HISTORY_FREE = (
     hf.TemperatureLogitsWarper,
@@ -49,8 +51,8 @@ def make_processors(params: Any, prompt_length: int, eos: Sequence[int], device:
         chosen.append(
             hf.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_new_tokens, list(eos), device=str(device))
         )
-    if params.temperature not in (0, 1):
-        chosen.append(hf.TemperatureLogitsWarper(float(params.temperature)))
+    if params.temperature not in (0, 1):  # below the least one nothing but the likeliest token is left anyway
+        chosen.append(hf.TemperatureLogitsWarper(max(params.temperature, LEAST)))
     if params.temperature and params.top_k:
         chosen.append(hf.TopKLogitsWarper(params.top_k))
     if params.temperature and params.top_p < 1:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.errors import require
+from paceline.errors import OptionError, require
+
+INTEGERS = ("max_new_tokens", "min_new_tokens", "top_k", "no_repeat_ngram_size", "seed", "logprobs")
+REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+#: What scores in float32 can bear: of factors, and of what is added.
+LARGE, HUGE = 1e6, 1e20
 
 # transformers' processors, and what goes with them, are imported where a request has any: they take a second.
 
@@ -65,32 +71,65 @@ class SamplingParams:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
+        for name, kept in self._checked().items():
+            object.__setattr__(self, name, kept)
         require(self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         require(
             0 <= self.min_new_tokens <= self.max_new_tokens,
             f"min_new_tokens must lie in 0 .. max_new_tokens, not {self.min_new_tokens}",
         )
-        require(self.temperature >= 0, f"temperature must be >= 0, not {self.temperature}")
+        require(0 <= self.temperature <= LARGE, f"temperature must lie in 0 .. {LARGE:g}, not {self.temperature}")
         require(self.top_k >= 0, f"top_k must be >= 0, not {self.top_k}")
         require(0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p}")
         require(0 <= self.min_p <= 1, f"min_p must lie in [0, 1], not {self.min_p}")
-        require(self.repetition_penalty > 0, f"repetition_penalty must be > 0, not {self.repetition_penalty}")
+        require(
+            1 / LARGE <= self.repetition_penalty <= LARGE,
+            f"repetition_penalty must lie in {1 / LARGE:g} .. {LARGE:g}, not {self.repetition_penalty}",
+        )
         require(
             self.no_repeat_ngram_size >= 0,
             f"no_repeat_ngram_size must be >= 0, not {self.no_repeat_ngram_size}",
         )
         numbers = (self.presence_penalty, self.frequency_penalty, *(self.logit_bias or {}).values())
-        require(all(map(math.isfinite, numbers)), "penalties and logit_bias must be finite numbers")
+        require(
+            all(abs(number) <= HUGE for number in numbers),
+            f"penalties and logit_bias must be finite numbers, {HUGE:g} at most",
+        )
         require(self.logprobs is None or self.logprobs >= 0, f"logprobs must be >= 0, not {self.logprobs}")
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        require(abs(self.seed or 0) < 2**61, f"seed must lie between -2**61 and 2**61, not {self.seed}")
         require(all(self.stop), "a stop string must not be empty")
-        require(self.json_schema is None or isinstance(self.json_schema, Mapping), "json_schema must be an object")
+        require(self.grammar is None or isinstance(self.grammar, str), "grammar must be a text")
         require(self.json_schema is None or self.grammar is None, "json_schema and grammar exclude each other")
         if self.constrained:
             others = ("min_new_tokens", "ignore_eos", "no_repeat_ngram_size")  # might leave no token at all
             wrong = [name for name in others if getattr(self, name)]
             require(not wrong, f"{', '.join(wrong)}: not with a grammar or a JSON schema, which says where it ends")
+
+    def _checked(self) -> dict[str, Any]:
+        """The options, as what they are kept as. Raises OptionError for one of another kind."""
+        made: dict[str, Any] = {}
+        for name in INTEGERS:
+            made[name] = whole_number(name, getattr(self, name), none=name in ("seed", "logprobs"))
+        for name in REALS:
+            value = getattr(self, name)
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            require(number, f"{name} must be a number, not {value!r}")
+            made[name] = float(value)
+        stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop
+        texts = isinstance(stop, Sequence) and all(isinstance(text, str) for text in stop)
+        require(texts, f"stop must be a text or some texts, not {self.stop!r}")
+        made["stop"] = tuple(stop)
+        if self.eos is not None:
+            made["eos"] = tuple(token_ids("eos", (self.eos,) if isinstance(self.eos, Integral) else self.eos))
+        require(
+            self.logit_bias is None or isinstance(self.logit_bias, Mapping),
+            f"logit_bias must name numbers by token ids, not {self.logit_bias!r}",
+        )
+        if self.logit_bias:
+            biases = zip(token_ids("logit_bias", self.logit_bias), self.logit_bias.values(), strict=True)
+            made["logit_bias"] = {token: float(bias) for token, bias in biases}
+        require(self.json_schema is None or isinstance(self.json_schema, Mapping), "json_schema must be an object")
+        return made
 
     @property
     def constrained(self) -> bool:
@@ -105,6 +144,26 @@ class SamplingParams:
         from paceline.decoding.processors import make_processors
 
         return make_processors(self, prompt_length, eos, device)
+
+
+def whole_number(name: str, value: Any, none: bool = False) -> int | None:
+    """An option's value as an int; None where that may be. Raises OptionError for anything else."""
+    if value is None and none:
+        return None
+    number = isinstance(value, Integral) and not isinstance(value, bool)
+    require(number, f"{name} must be a whole number, not {value!r}")
+    return int(value)
+
+
+def token_ids(name: str, given: Any) -> list[int]:
+    """As a list of ints. Raises OptionError for what is none."""
+    try:
+        require(not isinstance(given, str | bytes), f"{name} must be token ids, not {given!r}")
+        return [operator.index(token) for token in given]
+    except TypeError as error:
+        shown = repr(given)
+        kind = shown if len(shown) < 60 else type(given).__name__
+        raise OptionError(f"{name} must be token ids, not {kind}") from error
 
 
 class NodeProcessors:

@@ -84,8 +84,14 @@ class TextStream:
 
     def _held(self) -> int:
         """Length of the longest end of the text that a stop string begins with."""
+        most = len(self.text) - self._from
         return max(
-            (n for stop in self.stop for n in range(1, len(stop)) if self.text.endswith(stop[:n], self._from)),
+            (
+                n
+                for stop in self.stop
+                for n in range(1, min(len(stop), most + 1))
+                if self.text.endswith(stop[:n], self._from)
+            ),
             default=0,
         )
 

@@ -139,7 +139,7 @@ class CustomGenerate:
         return Request(
             ids,
             limit=stopping.max_length - len(row.padding) - len(ids),
-            policy=llm.new_policy(anew=sampling and llm.verifier != "match"),  # a seed's sample depends on nothing else
+            policy=llm.new_policy(anew=sampling and llm.verifier != "match"),  # a seed's sample depends on less
             processors=row.processors(processors),
             sampling=sampling,
             eos=tuple(stopping.eos),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from paceline.drafters.prediction import Alignment
+from paceline.drafters.prediction import Alignment, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,8 +15,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.decoding.logprobs import Logprob
+    from paceline.decoding.request import Request
     from paceline.serve.tools import ToolText
     from paceline.serve.worker import Job, News
+
+#: What stands for a byte in a token's own spelling: in SentencePiece's, and in GPT-2's.
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTE_LEVEL = {chr(byte): byte for byte in _PLAIN} | {
+    chr(256 + at): byte for at, byte in enumerate(sorted(set(range(256)) - set(_PLAIN)))
+}
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
@@ -51,7 +60,7 @@ class AnswerChoice:
                 choice["logprobs"] = chat_logprobs(text_of, news.tokens, news.logprobs)
             else:
                 choice["logprobs"] = completion_logprobs(text_of, news.tokens, news.logprobs, self.offset)
-                self.offset += sum(map(len, choice["logprobs"]["tokens"]))
+                self.offset += sum(map(text_of.characters, news.tokens))
         reason = REASONS.get(news.finish_reason or "")
         choice["finish_reason"] = "tool_calls" if calls and reason == "stop" else reason  # else it may be cut in one
         if self.trace:
@@ -85,12 +94,31 @@ class TokenTexts:
     def __call__(self, token: int) -> str:
         return str(self._tokenizer.decode([*self._before, token]))[self._known :]
 
+    def bytes(self, token: int) -> list[int] | None:
+        """Of a token, which may be part of a character; None where they cannot be told."""
+        if "\ufffd" not in (text := self(token)):
+            return list(text.encode())
+        piece = str(self._tokenizer.convert_ids_to_tokens(token))
+        if byte := _BYTE.fullmatch(piece):
+            return [int(byte[1], 16)]
+        return [_BYTE_LEVEL[letter] for letter in piece] if _BYTE_LEVEL.keys() >= set(piece) else None
+
+    def name(self, token: int) -> str:
+        """Its text, or what stands for it in OpenAI's API where that is no text."""
+        if "\ufffd" not in (text := self(token)):
+            return text
+        known = self.bytes(token)
+        return f"token_id:{token}" if known is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in known)
+
+    def characters(self, token: int) -> int:
+        """How many begin in it."""
+        known = self.bytes(token)
+        return len(self(token)) if known is None else sum(byte & 0xC0 != 0x80 for byte in known)
+
 
 def chat_logprobs(text_of: TokenTexts, tokens: Sequence[int], logprobs: Sequence[Logprob]) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = text_of(token)
-        whole = "\ufffd" not in text  # a token may be part of a character
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+        return {"token": text_of(token), "logprob": logprob, "bytes": text_of.bytes(token)}
 
     return {
         "content": [
@@ -103,12 +131,15 @@ def chat_logprobs(text_of: TokenTexts, tokens: Sequence[int], logprobs: Sequence
 def completion_logprobs(
     text_of: TokenTexts, tokens: Sequence[int], logprobs: Sequence[Logprob], offset: int
 ) -> dict[str, Any]:
-    texts = [text_of(token) for token in tokens]
+    lengths = [text_of.characters(token) for token in tokens]
     return {
-        "tokens": texts,
+        "tokens": [text_of.name(token) for token in tokens],
         "token_logprobs": [known.logprob for known in logprobs],
-        "top_logprobs": [{text_of(token): logprob for token, logprob in known.top} for known in logprobs],
-        "text_offset": [offset + sum(map(len, texts[:at])) for at in range(len(texts))],
+        # Tokens may share a text; the likeliest, which comes first, has it.
+        "top_logprobs": [
+            {text_of.name(token): logprob for token, logprob in reversed(known.top)} for known in logprobs
+        ],
+        "text_offset": [offset + sum(lengths[:at]) for at in range(len(tokens))],
     }
 
 
@@ -141,9 +172,9 @@ def usage(job: Job, output: int) -> dict[str, Any]:
     """Tokens of a job, `output` of them new: counted by their ids, not by chunks."""
     firsts = job.requests[:: job.choices]
     prompts = sum(request.prompt_length for request in firsts)
-    known = [(request.prediction, request.output) for request in job.requests if request.prediction]
-    accepted = sum(_followed(prediction, tokens) for prediction, tokens in known)
-    predicted = sum(len(prediction) for prediction, _ in known)
+    known = [request for request in job.requests if request.prediction]
+    accepted = sum(_followed(job, request) for request in known)
+    predicted = sum(len(request.prediction) for request in known)
     return {
         "prompt_tokens": prompts,
         "completion_tokens": output,
@@ -179,8 +210,8 @@ def envelope(kind: str, name: str, model: str) -> dict[str, Any]:
     return {"id": name, "object": kind, "created": int(time.time()), "model": model}
 
 
-def _followed(prediction: Sequence[int], tokens: Sequence[int]) -> int:
-    alignment = Alignment(prediction)
-    for token in tokens:
-        alignment.append(token)
-    return alignment.followed
+def _followed(job: Job, request: Request) -> int:
+    """Tokens of the output so far that were as predicted."""
+    if request not in job.followed:
+        job.followed[request] = Progress(Alignment(request.prediction), request.prompt_length)
+    return job.followed[request].follow(request.ids).followed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from paceline.serve.worker import News
 
 PAGE = Path(__file__).with_name("page")
+READ = ["GET", "HEAD"]
 DISCONNECTED = 499  # as nginx calls it: nobody reads it
 
 Result = TypeVar("Result")
@@ -112,7 +114,7 @@ class Service:
             for n in range(body.n)
         ]
         job = Job(make, len(prompts), body.n, asyncio.get_running_loop())
-        name = ("chatcmpl-" if chat else "cmpl-") + request.scope["request_id"]
+        name = ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
         self.worker.submit(job)
         streams = False
         try:
@@ -228,7 +230,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def chat(request: Request, body: ChatRequest) -> Response:
         ids = await run_in_threadpool(desk.conversation, body)
         await run_in_threadpool(desk.check_format, body)
-        prediction = await run_in_threadpool(desk.encode, body.prediction.text, False) if body.prediction else []
+        prediction = await run_in_threadpool(desk.predicted, body.prediction.text) if body.prediction else []
         return await service.complete(request, body, [ids], prediction, [""])
 
     @app.post("/v1/completions")
@@ -260,17 +262,25 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 def _add_state(app: FastAPI, service: Service, metrics: Metrics) -> None:
     worker, desk, model = service.worker, service.desk, service.model
 
+    about = {"id": model, "object": "model", "created": 0, "owned_by": "paceline", "max_model_len": desk.context}
+    about |= {"drafters": list(desk.llms)}
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        about = {"id": model, "object": "model", "created": 0, "owned_by": "paceline", "max_model_len": desk.context}
-        return {"object": "list", "data": [about | {"drafters": list(desk.llms)}]}
+        return {"object": "list", "data": [about]}
 
-    @app.get("/health")
+    @app.get("/v1/models/{name:path}")
+    async def model_of(name: str) -> dict[str, Any]:
+        if name != model:
+            raise HTTPException(404, f"there is no model '{name}' here, but '{model}'")
+        return about
+
+    @app.api_route("/health", methods=READ)
     async def health() -> Response:
         """Whether the process lives."""
         return Response(status_code=200)
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=READ)
     async def ready() -> Response:
         """Whether it takes requests."""
         return Response(status_code=200 if worker.ready else 503)
@@ -293,4 +303,4 @@ def _add_page(app: FastAPI) -> None:
         return send
 
     for path, name in (("/", "index.html"), ("/page.css", "page.css"), ("/page.js", "page.js")):
-        app.get(path, include_in_schema=False)(file(name))
+        app.api_route(path, methods=READ, include_in_schema=False)(file(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from paceline.errors import PacelineError
 from paceline.serve.worker import Closing, QueueFull, RoundFailed
 
+_FORM = re.compile(r"str|list\[.*\]")  # in the place of a fault: which of several forms was tried
 RETRY_AFTER = "1"  # seconds: a round takes far less, an answer seldom more
 
 
@@ -32,7 +34,8 @@ KINDS: list[tuple[type[Exception], int, str]] = [
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
     """The object that stands for an error, in a response and in a stream."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    sound = message.encode(errors="replace").decode()  # it may quote what no response can hold
+    return {"error": {"message": sound, "type": kind, "param": param, "code": code}}
 
 
 def described(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -49,9 +52,10 @@ def answer(status: int, body: dict[str, Any]) -> JSONResponse:
 def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or None
-        what = "is not supported" if first["type"] == "extra_forbidden" else first["msg"]
+        nearest = max(error.errors(), key=lambda found: len(found["loc"]))  # of several forms the one that nearly fits
+        where = ".".join(str(part) for part in nearest["loc"][1:] if not _FORM.fullmatch(str(part))) or None
+        said = nearest["msg"].removeprefix("Value error, ")
+        what = "is not supported" if nearest["type"] == "extra_forbidden" else said
         message = f"{where}: {what}" if where else what
         return answer(400, error_body(message, "invalid_request_error", 400, where))
 
@@ -62,8 +66,4 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(PacelineError)
     async def own(_: Request, error: PacelineError) -> JSONResponse:
-        return answer(*described(error))
-
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> JSONResponse:
         return answer(*described(error))

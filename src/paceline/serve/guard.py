@@ -10,11 +10,12 @@ import time
 import uuid
 from collections.abc import Collection
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import orjson
 from starlette.exceptions import HTTPException
 
-from paceline.serve.errors import answer, error_body
+from paceline.serve.errors import answer, described, error_body
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -60,6 +61,11 @@ class Guard:
                 await answer(*refusal)(scope, receive, tell)
             else:
                 await self.app({**scope, "request_id": name}, self._limited(receive), tell)
+        except Exception as error:
+            if status:  # too late for an answer
+                raise
+            log.exception("a request failed")
+            await answer(*described(error))(scope, receive, tell)
         finally:
             self._log(scope, name, status, time.perf_counter() - began)
 
@@ -91,7 +97,7 @@ class Guard:
         said = {
             "request_id": name,
             "method": scope["method"],
-            "path": scope["path"],
+            "path": scope.get("raw_path", b"").decode("latin-1") or quote(scope["path"]),  # as sent: no line breaks
             "status": status,
             "seconds": round(seconds, 4),
         }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from paceline.serve.tools import calls_grammar
 
-MOST_STOPS, MOST_CHOICES, MOST_LOGPROBS = 16, 128, 20
+MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_LOGPROBS = 16, 1000, 128, 20
 
 Tokens = list[Annotated[int, Field(ge=0)]]
 
@@ -24,6 +24,39 @@ class Strict(BaseModel):
     @classmethod
     def _without_nulls(cls, data: Any) -> Any:
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class Body(Strict):
+    """All of a request."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, data: Any) -> Any:
+        """JSON can name halves of surrogate pairs, which no tokenizer and no response can hold."""
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text has one half of a surrogate pair") from None
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        return data
+
+
+def _stops(given: Any) -> list[str]:
+    stops = [given] if isinstance(given, str) else given
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a text or a list of texts")
+    if len(stops) > MOST_STOPS:
+        raise ValueError(f"at most {MOST_STOPS} are possible, not {len(stops)}")
+    if any(len(stop) > LONGEST_STOP for stop in stops):
+        raise ValueError(f"a text of it may have {LONGEST_STOP} characters at most")
+    return stops
+
+
+def _number(given: Any) -> Any:
+    if isinstance(given, bool):
+        raise ValueError("must be a number here, not true or false")
+    return given
 
 
 class MethodChoice(Strict):
@@ -116,7 +149,7 @@ class NamedTool(Strict):
     function: FunctionName
 
 
-class Common(Strict):
+class Common(Body):
     """What both kinds of completion take."""
 
     model: str = ""
@@ -131,13 +164,19 @@ class Common(Strict):
     logit_bias: dict[int, Annotated[FiniteFloat, Field(ge=-100, le=100)]] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] = ()  # type: ignore[assignment]
+    stop: Annotated[list[str], BeforeValidator(_stops)] = []
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     user: str | None = None  # whose request it is: of no account here
     paceline: MethodChoice = MethodChoice()
+
+    @model_validator(mode="after")
+    def _streams(self) -> Self:
+        if not self.stream and "stream_options" in self.model_fields_set:
+            raise ValueError("stream_options needs stream: true")
+        return self
 
     @property
     def new_tokens(self) -> int | None:
@@ -235,7 +274,7 @@ class ChatRequest(Common):
 class CompletionRequest(Common):
     prompt: str | Tokens | list[str] | list[Tokens]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_number)] | None = None
     echo: bool = False
 
     @model_validator(mode="after")
@@ -255,14 +294,14 @@ class CompletionRequest(Common):
         return [self.prompt] if one else list(self.prompt)  # type: ignore[list-item, arg-type]
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Body):
     model: str = ""
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(Body):
     model: str = ""
     tokens: Tokens
 

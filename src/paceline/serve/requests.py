@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from paceline.api import LLM
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from paceline.serve.protocol import ChatRequest, Common, Message, MethodChoice
 
 PLAIN = "fixed:k=0"
+LONG = 100_000  # characters or tokens of a text that takes a tokenizer long
 MOST_DRAFTED = 32  # tokens a round that any request's policy may draft; more where a drafter's own one does
 
 
 class FrontDesk:
-    """Prompts as token ids, methods by their names. A tokenizer of its own: the engine's thread uses the model's.
+    """Prompts as token ids, methods by their names. Tokenizers of its own: the engine's thread uses the model's. Long
+    texts have another than short ones, which would wait for seconds.
 
     Raises:
         OptionError: the model has no tokenizer.
@@ -35,29 +38,45 @@ class FrontDesk:
         self.llms, self.context = dict(llms), context
         self.default = next(iter(llms))
         self.most_drafted = max(MOST_DRAFTED, *(llm.new_policy().limit for llm in llms.values()))
-        self.tokenizer: PreTrainedTokenizerBase = copy.deepcopy(llms[self.default].tokenizer)
+        self.tokenizer, self._for_long = (copy.deepcopy(llms[self.default].tokenizer) for _ in range(2))
         self.token_texts = TokenTexts(self.tokenizer)
-        self._lock = threading.Lock()
+        self._locks = {id(tokenizer): threading.Lock() for tokenizer in (self.tokenizer, self._for_long)}
+
+    @contextmanager
+    def _tokenizer(self, characters: int = 0) -> Iterator[PreTrainedTokenizerBase]:
+        chosen = self._for_long if characters > LONG else self.tokenizer
+        with self._locks[id(chosen)]:
+            yield chosen
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        with self._lock:
-            return list(self.tokenizer.encode(text, add_special_tokens=special))
+        with self._tokenizer(len(text)) as tokenizer:
+            return list(tokenizer.encode(text, add_special_tokens=special))
+
+    def predicted(self, text: str) -> list[int]:
+        """A prediction. Raises ContextOverflow for one that no answer here could follow to its end."""
+        ids = self.encode(text, special=False)
+        if len(ids) > self.context:
+            raise ContextOverflow(f"prediction: its {len(ids)} tokens exceed the context of {self.context} tokens")
+        return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         vocab = self.llms[self.default].target.vocab_size
         require(all(token < vocab for token in tokens), f"a token id is outside the vocabulary of {vocab}")
-        with self._lock:
-            return str(self.tokenizer.decode(list(tokens)))
+        with self._tokenizer(len(tokens)) as tokenizer:
+            return str(tokenizer.decode(list(tokens)))
 
     def chat(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """A conversation through the model's template."""
         template = str(self.tokenizer.chat_template or "")
         require(bool(template), "messages: this model has no chat template; use /v1/completions")
         require(not tools or "tools" in template, "tools: this model's chat template has no place for them")
-        with self._lock:
+        called = any(message.tool_calls for message in messages)
+        require(not called or "tool_calls" in template, "tool_calls: this model's chat template has no place for them")
+        plain = [message.plain() for message in messages]
+        with self._tokenizer(sum(len(message["content"]) for message in plain)) as tokenizer:
             try:
-                ids = self.tokenizer.apply_chat_template(
-                    [message.plain() for message in messages],
+                ids = tokenizer.apply_chat_template(
+                    plain,
                     tools=list(tools) or None,
                     add_generation_prompt=True,
                     return_dict=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from paceline.errors import require
 
@@ -44,5 +45,6 @@ class Settings:
         for name in ("context", "queue", "keep"):
             require(getattr(self, name) >= 0, f"{name} must not be below 0")
         require(all(key.strip() for key in self.keys), "an API key must not be empty")
+        require(all(key.isascii() for key in self.keys), "an API key has ASCII characters only: others cannot be sent")
         for name in ("timeout", "drain", "body"):
-            require(getattr(self, name) > 0, f"{name} must be above 0")
+            require(0 < getattr(self, name) < inf, f"{name} must be above 0, and finite")

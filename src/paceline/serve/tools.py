@@ -49,10 +49,11 @@ class ToolText:
         shown = ""
         while BEGIN in self._held:
             before, _, rest = self._held.partition(BEGIN)
-            if END not in rest:
+            inside = _inside(rest)
+            if inside is None:
                 self._held = BEGIN + rest
                 return shown + before
-            inside, _, self._held = rest.partition(END)
+            self._held = rest[len(inside) + len(END) :]
             call = _call(inside)
             shown += before if call else before + BEGIN + inside + END
             self.calls += [call] if call and (self._several or not self.calls) else []
@@ -65,6 +66,20 @@ class ToolText:
         """The rest, when no more text comes."""
         rest, self._held = self._held, ""
         return rest
+
+
+def _inside(rest: str) -> str | None:
+    """What stands before the first end that is not within a JSON string; None: there is none yet."""
+    end = rest.find(END)
+    while end >= 0:
+        try:
+            json.loads(rest[:end])
+        except ValueError as error:
+            if str(error).startswith("Unterminated string"):
+                end = rest.find(END, end + 1)
+                continue
+        return rest[:end]
+    return None
 
 
 def _call(text: str) -> dict[str, Any] | None:

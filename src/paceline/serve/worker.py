@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.decoding.request import Request
     from paceline.decoding.stats import Round
     from paceline.decoding.text import Piece
+    from paceline.drafters.prediction import Progress
     from paceline.drafting.tree import TokenTree
     from paceline.serve.metrics import Metrics
 
@@ -75,6 +76,7 @@ class Job:
     requests: list[Request] = field(default_factory=list)
     asked: float = field(default_factory=time.perf_counter)
     told: dict[Request, int] = field(default_factory=dict)  # output tokens so far of those that have not ended
+    followed: dict[Request, Progress] = field(default_factory=dict)  # of the loop's thread: where predictions stand
 
     @property
     def count(self) -> int:
@@ -167,13 +169,16 @@ class Worker:
             self._wake.notify()
 
     def close(self, timeout: float | None = None) -> None:
-        """Take no more jobs, finish those there are, and end the thread; what has not ended by then is given up."""
+        """Take no more jobs, finish those there are, and end the thread; what has not ended by then is given up, and
+        whoever waits for it is told `Closing`.
+        """
         with self._wake:
             self._closing = True
             self._wake.notify()
         self._thread.join(timeout)
         if self._thread.is_alive():
             for job in list(self._jobs):
+                job.tell(Closing("the server is shutting down, and the answer took too long"))
                 self.cancel(job)
             self._thread.join()
 
