@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from helpers import one_thread  # noqa: F401
+from paceline.errors import DataError
+from paceline.training.checkpoints import alone
 
 Run = Callable[..., Any]
 
@@ -31,6 +33,17 @@ def test_data(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> 
     assert "3 of 3 prompts" in made.err
     rest = run(*command, "--limit", 4, "--shard", "1/2", "--json")
     assert json.loads(rest.out)["conversations"] == 4
+
+
+def test_data_of_another_make(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    """One folder does not mix what was computed otherwise."""
+    command = ["train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", "-n", 6, "--group", 3]
+    assert run(*command, "--limit", 6, "--tier", "torch", "--shard", "0/2").code == 0
+    for options, says in ((["--dtype", "float64"], "dtype"), (["--no-exact"], "exactness")):
+        other = run(*command, "--limit", 6, "--tier", "torch", "--shard", "1/2", *options)
+        assert (other.code, other.err.count("\n")) == (1, 1)
+        assert f"made with another {says}" in other.err
+    assert run(*command, "--limit", 6, "--tier", "torch", "--shard", "1/2").code == 0
 
 
 def test_prompts(run: Run, tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -129,6 +142,36 @@ class TestStopPredictor:
         assert run(*command, "-o", tmp_path / "q").code == 0
         assert (tmp_path / "p").read_bytes() == (tmp_path / "q").read_bytes()
 
+    def test_more_prompts_after_a_failure(
+        self, run: Run, command: list[object], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What was drafted for fewer is in the way only where the user named its folder."""
+        command += ["-p", "disco", "-o", tmp_path / "p"]
+
+        def fail(*arguments: object) -> None:
+            raise DataError("more prompts are needed")
+
+        more = tmp_path / "more.jsonl"
+        more.write_text(prompts.read_text() + '{"prompt": "one more"}\n')
+        with monkeypatch.context() as patch:
+            patch.setattr("paceline.training.stop_predictor.fit.fit", fail)
+            assert run(*command).code == run(*command, "--examples", tmp_path / "e").code == 1
+        assert (tmp_path / "p.examples").exists()
+        made = run(*command, "--prompts", more)
+        assert made.code == 0, made.err
+        assert not (tmp_path / "p.examples").exists()
+        named = run(*command, "--prompts", more, "--examples", tmp_path / "e")
+        assert (named.code, named.err.count("\n")) == (1, 1)
+        assert f"{tmp_path / 'e'} holds what was made with another prompts: delete that folder" in named.err
+
+    def test_a_folder_is_no_file(
+        self, run: Run, command: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("paceline.cli.train.stop_predictor._examples", None)  # it is noticed before
+        found = run(*command, "-p", "disco", "-o", tmp_path)
+        assert (found.code, found.err.count("\n")) == (1, 1)
+        assert f"{tmp_path} is a folder" in found.err
+
     @pytest.mark.parametrize(
         ("options", "says"),
         [
@@ -137,6 +180,10 @@ class TestStopPredictor:
             (["-p", "disco", "-t", "warm"], "--temperature"),
             (["-p", "disco", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
             (["-p", "disco", "-d", "none"], "drafted nothing"),
+            (["-p", "disco", "--rank", "3", "--units", "2"], "--rank is of the form low-rank, not of top"),
+            (["-p", "cali-ts", "--form", "full", "--rank", "3"], "--rank is of the form low-rank, not of full"),
+            (["-p", "specdec++", "--units", "2"], "--units is of the forms low-rank and full, not of residual"),
+            (["-p", "disco", "--lr", "inf"], "lr must be > 0 and at most"),
         ],
     )
     def test_errors(self, run: Run, command: list[object], options: list[str], says: str, tmp_path: Path) -> None:
@@ -171,6 +218,42 @@ def test_early_exit(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Pat
     assert len(json.loads(out.out)["tokens"]) <= 8
 
 
+def test_one_training_in_a_folder(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    """Another process is told so; what fails leaves no folder behind."""
+    made = run("train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", "-n", 16)
+    assert made.code == 0, made.err
+    out = tmp_path / "head"
+    command = ["train", "early-exit", "-m", tiny_model_dir, "--data", tmp_path / "d", "-N", 1, "--device", "cpu"]
+    command += ["--out", out, "--steps", 1, "--vocab", 100]
+    failed = run(*command, "--store-limit", 1e-9)
+    assert (failed.code, "--store-limit" in failed.err, out.exists()) == (1, True, False)
+    with alone(out):
+        for options in ([], ["--resume"]):
+            second = run(*command, *options)
+            assert (second.code, second.err.count("\n")) == (1, 1)
+            assert f"another training runs in {out}" in second.err
+    assert not out.exists()
+    assert run(*command).code == 0
+    assert run(*command, "--resume").code == 0
+    out = tmp_path / "file"
+    out.touch()
+    found = run(*command, "--out", out)
+    assert (found.code, found.err.count("\n")) == (1, 1)
+    assert f"{out} is a file: name a folder" in found.err
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
+def test_the_largest_seed(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path, kind: str) -> None:
+    made = run("train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", "-n", 16, "-b", 8)
+    assert made.code == 0, made.err
+    command = ["train", kind, "-m", tiny_model_dir, "--data", tmp_path / "d", "--device", "cpu", "--steps", 1]
+    command += ["--vocab", 100, "--out", tmp_path / "head", "--adversarial", 0.1]
+    trained = run(*command, "--seed", 2**63 - 1)
+    assert trained.code == 0, trained.err
+    assert "written by" not in trained.err
+    assert run(*command, "--seed", 2**63).code == 2
+
+
 def test_heads_share_features(run: Run, tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
     made = run("train", "data", "-m", tiny_model_dir, "-p", prompts, "--out", tmp_path / "d", "-n", 16, "-b", 8)
     assert made.code == 0, made.err
@@ -189,6 +272,13 @@ def test_heads_share_features(run: Run, tiny_model_dir: Path, prompts: Path, tmp
     [
         ("early-exit", [], "no training data"),
         ("early-exit", ["--lr", 0], "lr must be > 0"),
+        ("early-exit", ["--lr", "inf"], "lr must be > 0 and at most 1e+09, not inf"),
+        ("early-exit", ["--weight-decay", "inf"], "weight-decay must lie in 0 .. 1e+09, not inf"),
+        (
+            "eagle",
+            ["--adversarial", 0.1, "--discriminator-lr", "inf"],
+            "discriminator-lr must be > 0 and at most 1e+09",
+        ),
         ("early-exit", ["--device", "cuda"], "no CUDA device"),
         ("medusa", [], "no training data"),
         ("medusa", ["--layers", 0], "K = 1 layer or more"),

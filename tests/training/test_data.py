@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from helpers import one_thread  # noqa: F401
@@ -18,6 +20,7 @@ from paceline.decoding.request import Request
 from paceline.errors import DataError, DiskFull, OptionError
 from paceline.training.data import generate as module
 from paceline.training.data import samples as storage
+from paceline.training.data.dataset import Dataset
 from paceline.training.data.generate import DataProgress, make_data
 from paceline.training.data.prompts import Conversation
 from paceline.training.data.samples import GENERATED, MANIFEST, OPEN, PROMPT, UNKNOWN, Shard, shard_name
@@ -60,6 +63,16 @@ def every(folder: Path) -> Iterator[tuple[list[int], list[int], torch.Tensor, to
         tops = zip(shard.top_ids.split(sizes), shard.top_logp.split(sizes), strict=True)
         for (ids, mask), (best, logp) in zip(shard.samples(), tops, strict=True):
             yield ids, mask, best, logp
+
+
+def change(path: Path) -> None:
+    """Other text of the same length, as another machine may write it."""
+    with safe_open(path, "pt") as file:
+        counts = file.metadata()
+    columns = {name: column.clone() for name, column in load_file(path).items()}
+    path.unlink()  # it is mapped into memory
+    columns["ids"][-1] = (columns["ids"][-1] + 1) % 256
+    save_file(columns, path, counts)
 
 
 def test_samples_are_what_the_model_saw_and_wrote(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:
@@ -189,8 +202,44 @@ def test_greedy_is_plain_decoding(llm: LLM, prompts: list[Path], tmp_path: Path)
 def test_prompts_that_do_not_fit(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:
     manifest = make(llm, prompts, tmp_path / "d", {"max_length": 42})
     assert 0 < manifest["totals"]["samples"] < 7
-    with pytest.raises(DataError, match="no prompt leaves room for 8 new tokens in 2 tokens"):
+    with pytest.raises(DataError, match="no prompt leaves room for 8 new tokens in 10 tokens"):
         make(llm, prompts, tmp_path / "none", {"max_length": 10})
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_group_of_prompts_that_do_not_fit(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:
+    """Leaves no empty shard."""
+    make(llm, prompts, tmp_path / "d", {"max_length": 42, "group": 1})
+    assert 0 < len(contents(tmp_path / "d")) < 7
+    assert all(len(shard.ids) for shard in contents(tmp_path / "d"))
+
+
+def test_hashes_of_shards(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:
+    """Of contents: the same for the same text, and known of a folder from before they were kept."""
+    out = tmp_path / "d"
+    made = make(llm, prompts, out)
+    hashes = [entry["sha256"] for entry in made["shards"].values()]
+    assert hashes == [shard.digest for shard in contents(out)] == Dataset(out).hashes
+    assert len(set(hashes)) == 4
+    assert "sha256" not in made["totals"]
+    digest, old = Dataset(out).digest, json.loads((out / MANIFEST).read_text())
+    assert (old["made"].pop("dtype"), old["made"].pop("exactness")) == ("float64", "inexact")
+    for entry in old["shards"].values():
+        del entry["sha256"]
+    (out / MANIFEST).write_text(json.dumps(old))
+    assert Dataset(out).digest == digest
+    (out / shard_name(1)).unlink()
+    assert make(llm, prompts, out)["shards"] == made["shards"]
+
+
+def test_a_shard_that_the_manifest_does_not_tell_of(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "d"
+    make(llm, prompts, out)
+    change(out / shard_name(2))
+    with pytest.raises(DataError, match=r"samples-00002\.safetensors is not the shard .* give the command again"):
+        Dataset(out)
+    make(llm, prompts, out)
+    assert len(Dataset(out)) >= 7
 
 
 def test_refusals(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from helpers import one_thread  # noqa: F401
 from paceline.errors import DataError
 from paceline.training.data.dataset import IGNORE, Dataset
-from paceline.training.data.samples import GENERATED, PROMPT, UNKNOWN, Shard
+from paceline.training.data.samples import GENERATED, PROMPT, UNKNOWN, Manifest, Shard
 
 
 def test_batches_hold_every_sample_once(tiny_data: Path) -> None:
@@ -158,11 +158,30 @@ def test_tokens_that_the_model_does_not_know(tiny_data: Path) -> None:
         Dataset(tiny_data).frequencies(100)
 
 
-@pytest.mark.parametrize("text", ["junk", "[]", "{}", '{"format": 1}', '{"format": 1, "made": {}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "junk",
+        "[]",
+        "{}",
+        '{"format": 1}',
+        '{"format": 1, "made": {}}',
+        '{"format": 1, "made": [], "shards": {}, "totals": {}}',
+        '{"format": 1, "made": {}, "shards": [], "totals": {}}',
+        '{"format": 1, "made": {}, "shards": {"samples-00000.safetensors": 1}, "totals": {}}',
+    ],
+)
 def test_manifests_that_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(DataError, match="not the manifest"):
         Dataset(tmp_path)
+
+
+def test_examples_of_stop_predictors(tmp_path: Path) -> None:
+    """Their folder has a manifest, too."""
+    Manifest(tmp_path).open({"target": "tiny", "drafter": "layer-skip"})
+    with pytest.raises(DataError, match="is not training data"):
+        Dataset(tmp_path, tokenizer="any")
 
 
 def test_what_is_held_back(tiny_data: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from helpers import one_thread  # noqa: F401
@@ -140,6 +141,10 @@ def test_resumed_is_uninterrupted(tiny_model_dir: Path, tiny_data: Path, tmp_pat
     assert curve(tmp_path / "cut")[-1]["step"] == 8
     with pytest.raises(OptionError, match="--resume"):
         trainer(assembled(tiny_model_dir, tiny_data), tmp_path / "cut")
+    made = assembled(tiny_model_dir, tiny_data)
+    made.data.hashes[1] = "of other contents"
+    with pytest.raises(OptionError, match="another data"):
+        trainer(made._replace(settings={**made.settings, "data": made.data.digest}), tmp_path / "cut", resume=True)
     with pytest.raises(OptionError, match="another lr"):
         trainer(assembled(tiny_model_dir, tiny_data), tmp_path / "cut", resume=True, lr=1.0)
     again = trainer(assembled(tiny_model_dir, tiny_data), tmp_path / "cut", resume=True)
@@ -194,6 +199,71 @@ def test_no_number(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("checkpoint-*"))) == 1
 
 
+def test_weights_that_are_no_numbers(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Are not saved, nor noted: a loss comes before the step that spoils them."""
+    made = assembled(tiny_model_dir, tiny_data, vocab=None)
+    matrix = made.task.head.lm.get_output_embeddings().weight
+
+    def spoiled(out: Path, at: int, **options: Any) -> Trainer:
+        broken = trainer(made, out, **options)
+        step = broken.optimizer.step
+
+        def spoil() -> None:
+            step()
+            if broken.step == at - 1:
+                matrix.data[0] = torch.nan
+
+        broken.optimizer.step = spoil  # type: ignore[method-assign]
+        return broken
+
+    broken = spoiled(tmp_path, 10)
+    with pytest.raises(TrainingError, match=r"after step 10: the last good checkpoint is .*checkpoint-0000005\.safe"):
+        broken.run()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-0000005.safetensors"]
+    assert all(weight.isfinite().all() for weight in load_file(next(tmp_path.glob("early-exit*.safetensors"))).values())
+    matrix.data[0] = 0.0
+    fresh = spoiled(tmp_path / "fresh", 1, steps=1)
+    with pytest.raises(TrainingError, match="there is no checkpoint yet"):
+        fresh.run()
+    assert sorted(path.name for path in (tmp_path / "fresh").iterdir()) == ["metrics.jsonl", "tensorboard"]
+    text = (tmp_path / "fresh" / "metrics.jsonl").read_text()
+    assert "NaN" not in text + (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_damaged_metrics(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Lines that cannot be read are left out, and training goes on."""
+    trainer(assembled(tiny_model_dir, tiny_data), tmp_path, steps=5).run()
+    whole = curve(tmp_path)
+    bad = b'{"step": 2\n\xff\xfe\n[]\n3\n{"loss": 1}\n{"step": "x"}\n{"step": 1, "loss": NaN}\n'
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(bad + path.read_bytes() + b'{"step"')
+    again = trainer(assembled(tiny_model_dir, tiny_data), tmp_path, steps=5, resume=True)
+    assert curve(tmp_path) == whole
+    again.log.write({"step": 6, "loss": float("nan"), "lr": 0.1})
+    assert curve(tmp_path) == [*whole, {"step": 6, "lr": 0.1}]
+
+
+def test_data_without_probabilities(
+    tiny_model_dir: Path, tiny_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Text can be learnt from them, and nothing else; nor from another model's without a word."""
+    for path in tiny_data.glob("samples-*"):
+        columns = load_file(path)
+        save_file(columns | {n: columns[n][:, :0].contiguous() for n in ("top_ids", "top_logp")}, tmp_path / path.name)
+    manifest = json.loads((tiny_data / "manifest.json").read_text())
+    manifest["made"] |= {"top": 0, "model": "another"}
+    for entry in manifest["shards"].values():
+        del entry["sha256"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for objective in ("distil", "argmax"):
+        with pytest.raises(OptionError, match=f"no probabilities, which {objective} learns .*: give --objective text"):
+            assembled(tiny_model_dir, tmp_path, objective=objective)
+    assert not caplog.messages
+    trainer(assembled(tiny_model_dir, tmp_path, objective="text"), tmp_path / "out", steps=1).run()
+    [warning] = [message for message in caplog.messages if "written by" in message]
+    assert warning.startswith("The data was written by another, and the head is for ")
+
+
 def test_full_disk(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.errors import DiskFull
     from paceline.training import checkpoints
@@ -245,7 +315,23 @@ def test_wrong_options(tiny_model_dir: Path, tiny_data: Path, wrong: dict[str, A
         assembled(tiny_model_dir, tiny_data, **wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"lr": 0.0}, {"warmup": 1.0}, {"clip": 0}, {"weight_decay": -1}])
+def test_layers_of_a_head(tiny_model_dir: Path, tiny_data: Path) -> None:
+    with pytest.raises(OptionError, match=r"exit-layers must lie in 0 .. 5, not -1"):
+        assembled(tiny_model_dir, tiny_data, exit_layers=-1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 0},
+        {"lr": 0.0},
+        {"lr": float("inf")},
+        {"warmup": 1.0},
+        {"clip": 0},
+        {"weight_decay": -1},
+        {"weight_decay": float("inf")},
+    ],
+)
 def test_wrong_training(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         TrainConfig(**wrong)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from helpers import one_thread  # noqa: F401
@@ -94,9 +96,33 @@ def test_it_is_bounded(layers: Counting, data: Path, monkeypatch: pytest.MonkeyP
     assert sum(path.stat().st_size for path in data.glob("features/*/*.f16")) == round(size * 1e9)
 
 
+def test_a_shard_made_again_has_its_states_computed_anew(layers: Counting, data: Path) -> None:
+    """Other text, as many tokens; what was computed of the text before goes."""
+    before = store(layers, data).paths
+    manifest = json.loads((data / "manifest.json").read_text())
+    for entry in manifest["shards"].values():
+        del entry["sha256"]  # as of a folder from before they were kept
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    shard = sorted(data.glob("samples-*"))[1]
+    columns = {name: column.clone() for name, column in load_file(shard).items()}
+    shard.unlink()  # it is mapped into memory
+    save_file(columns | {"ids": columns["ids"].flip(0)}, shard)
+    before[0].rename(old := before[0].with_name("samples-00000.f16"))  # its name does not tell of what it is
+    computed = layers.tokens
+    again = store(layers, data)
+    samples = Dataset(data)
+    of = [int(samples.lengths[[n == i for n, _ in samples.where]].sum()) for i in (0, 1)]
+    assert layers.tokens - computed == sum(of)
+    assert again.paths[2:] == before[2:]
+    assert not old.exists()
+    assert not before[1].exists()
+    batch = samples.batch([next(i for i, (number, _) in enumerate(samples.where) if number == 1)])
+    torch.testing.assert_close(again(batch), layers(batch), rtol=2e-3, atol=2e-3)
+
+
 def test_damaged(layers: Counting, data: Path) -> None:
     store(layers, data)
-    path = next(data.glob("features/*/samples-00000.f16"))
+    path = next(data.glob("features/*/samples-00000-*.f16"))
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DataError, match="delete it"):
         store(layers, data)

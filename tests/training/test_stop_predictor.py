@@ -159,6 +159,17 @@ class TestExamples:
         with pytest.raises(DataError, match="another head"):
             collect(llm, PROMPTS, **how)
 
+    def test_what_was_made_otherwise_is_thrown_away(self, llm: LLM, examples: Examples, tmp_path: Path) -> None:
+        """Where that is asked for; files that are not ours stay."""
+        how = {"max_new_tokens": 24, "batch": 3, "folder": tmp_path}
+        collect(llm, PROMPTS[:3], **how, k=3)
+        (tmp_path / "mine").touch()
+        (tmp_path / "examples-00007.safetensors").touch()
+        with pytest.raises(DataError, match=f"{tmp_path} holds .* another .*: delete that folder, or choose another"):
+            collect(llm, PROMPTS, **how, k=4)
+        same(collect(llm, PROMPTS, **how, k=4, anew=True), examples)
+        assert {path.name for path in tmp_path.glob("[!.]*")} == {"mine", "manifest.json", "examples-00000.safetensors"}
+
     def test_a_damaged_shard_is_made_again(
         self, llm: LLM, examples: Examples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -301,7 +312,16 @@ class TestFit:
                 fit("specdec++", made, FitConfig(epochs=1))
 
     @pytest.mark.parametrize(
-        "bad", [{"rank": 0}, {"epochs": 0}, {"lr": 0.0}, {"held_back": 1.0}, {"rejection_weight": -1.0}, {"units": 0}]
+        "bad",
+        [
+            {"rank": 0},
+            {"epochs": 0},
+            {"lr": 0.0},
+            {"lr": float("inf")},
+            {"held_back": 1.0},
+            {"rejection_weight": -1.0},
+            {"units": 0},
+        ],
     )
     def test_out_of_range(self, bad) -> None:
         with pytest.raises(OptionError, match=next(iter(bad))):

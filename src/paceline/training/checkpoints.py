@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from paceline.errors import CheckpointError, OptionError
+from paceline.errors import CheckpointError, OptionError, require
 from paceline.files import whole
 
+LOCK = ".training.lock"
 WEIGHT, STATE = "weight.", "state."  # prefixes of the tensors' names
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Keep other trainings out of the folder `out`, which is made. Where nothing comes of it, it is gone again.
+
+    Raises:
+        OptionError: another training runs there, or it is a file.
+    """
+    require(out.is_dir() or not out.exists(), f"{out} is a file: name a folder")
+    new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise OptionError(f"another training runs in {out}: wait for its end, or choose another folder") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the folder was moved, say
+            if [path.name for path in out.iterdir()] == [LOCK]:
+                (out / LOCK).unlink()
+                if new:
+                    out.rmdir()
+        lock.release()
 
 
 class Checkpoints:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.training.data.dataset import Batch
 
 STORE_LIMIT = 32.0  # GB
+LARGEST = 1e9  # of learning rates and the like; float32 ends at 3e38, which their products must not reach
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,10 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from paceline.errors import TrainingError, require
+from paceline.files import whole
 from paceline.training.checkpoints import Checkpoints
 from paceline.training.curves import METRICS, write_curves
+from paceline.training.task import LARGEST
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -63,9 +65,10 @@ class TrainConfig:
         for name in ("epochs", "tokens", "accumulate", "held_back", "report", "keep"):
             require(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be >= 1, not {getattr(self, name)}")
         require(self.steps is None or self.steps >= 1, f"steps must be >= 1, not {self.steps}")
-        require(self.lr > 0, f"lr must be > 0, not {self.lr}")
+        require(0 < self.lr <= LARGEST, f"lr must be > 0 and at most {LARGEST:g}, not {self.lr}")
         require(0 <= self.warmup < 1, f"warmup must lie in [0, 1), not {self.warmup}")
-        require(self.weight_decay >= 0, f"weight-decay must be >= 0, not {self.weight_decay}")
+        decay = self.weight_decay
+        require(0 <= decay <= LARGEST, f"weight-decay must lie in 0 .. {LARGEST:g}, not {decay}")
         require(self.clip > 0, f"clip must be > 0, not {self.clip}")
 
     def check_processes(self, count: int) -> None:
@@ -157,7 +160,7 @@ class Trainer:
         """Train to the end, or until the task says so; returns the last measurement.
 
         Raises:
-            TrainingError: the loss or its gradient is no number.
+            TrainingError: the loss, its gradient or a weight is no number.
             DiskFull: a checkpoint could not be written.
         """
         started, tokens, of = time.perf_counter(), 0, len(self.steps)
@@ -174,6 +177,7 @@ class Trainer:
             due = self.step % self.config.report == 0 or self.step == of
             if due:
                 measured = self.measure()
+                self._check(measured)
                 ends = self.task.ends(measured)
                 self._save(measured, ends or self.step == of)
             loss, *others = losses.items()
@@ -220,14 +224,22 @@ class Trainer:
         total = self._share_gradients(total, weights)
         norm = nn.utils.clip_grad_norm_(weights, self.config.clip)
         if not (torch.isfinite(total) and torch.isfinite(norm)):
-            good = self.checkpoints.latest()
-            raise TrainingError(
-                f"the loss is {float(total)}, its gradient's norm {float(norm)} at step {self.step + 1}: "
-                + (f"the last good checkpoint is {good}" if good else "there is no checkpoint yet")
-                + "; a lower --lr may help"
-            )
+            raise self._failed(f"the loss is {float(total)}, its gradient's norm {float(norm)} at step {self.step + 1}")
         self.optimizer.step()
         return float(total)
+
+    def _check(self, measured: dict[str, float]) -> None:
+        """Raises TrainingError before anything is written that is no good."""
+        for name, value in measured.items():
+            if not math.isfinite(value):
+                raise self._failed(f"{name.replace('_', ' ')} is {value} after step {self.step}")
+        if not all(bool(torch.isfinite(weight).all()) for weight in chain(*self.learning.values())):
+            raise self._failed(f"a weight is not a number, or infinite, after step {self.step}")
+
+    def _failed(self, what: str) -> TrainingError:
+        good = self.checkpoints.latest()
+        known = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
+        return TrainingError(f"{what}: {known}; a lower --lr may help")
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.half)
@@ -272,14 +284,16 @@ class Log:
     def __init__(self, out: Path, step: int) -> None:
         self.path, self.board = out / METRICS, None
         out.mkdir(parents=True, exist_ok=True)
-        before = [line for line in _complete(self.path) if json.loads(line)["step"] <= step] if step else []
-        self.path.write_text("".join(before))
+        before = [line for line in _complete(self.path) if _step(line) <= step] if step else []
+        with whole(self.path, "go on with --resume") as partial:
+            partial.write_text("".join(before), encoding="utf-8")
         with suppress(ImportError):
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
 
     def write(self, facts: dict[str, float]) -> None:
+        facts = {name: value for name, value in facts.items() if math.isfinite(value)}  # JSON has no other numbers
         with self.path.open("a") as file:
             file.write(json.dumps(facts) + "\n")
         if self.board:
@@ -289,5 +303,14 @@ class Log:
 
 def _complete(path: Path) -> list[str]:
     """The lines of a file; a kill may have cut the last one short."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
     return [line for line in lines if line.endswith("\n")]
+
+
+def _step(line: str) -> float:
+    """Which step a line is of; beyond all where it is damaged, so that it is left out."""
+    try:
+        facts = json.loads(line)
+        return float(facts["step"]) if all(math.isfinite(value) for value in facts.values()) else math.inf
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return math.inf

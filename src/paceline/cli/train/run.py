@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -67,7 +68,9 @@ class Training:
     store_limit: Annotated[float, training_option("--store-limit", help="Most that these files may take, in GB.")] = (
         32.0
     )
-    seed: Annotated[int, training_option("--seed", min=0, help="Of the order of the data, and of random starts.")] = 0
+    seed: Annotated[
+        int, training_option("--seed", min=0, max=2**63 - 1, help="Of the order of the data, and of random starts.")
+    ] = 0
     device: Annotated[
         Literal["cpu", "cuda"] | None, training_option("--device", help="Default: a GPU where there is one.")
     ] = None
@@ -107,25 +110,29 @@ def run(options: Training, prepare: Callable[[TrainingPlan, bool], PreparedTrain
     require(gpu or options.device != "cuda", "there is no CUDA device here")
     from accelerate import Accelerator
 
-    from paceline.training.checkpoints import Checkpoints
+    from paceline.training.checkpoints import Checkpoints, alone
     from paceline.training.heads.prepare import TrainingPlan
     from paceline.training.trainer import Trainer
 
-    def check_new(home: Path) -> None:
+    held = ExitStack()
+
+    def begin(home: Path) -> None:
+        if accelerator.is_main_process:
+            held.enter_context(alone(options.out or home))
         if not options.resume:
             Checkpoints(options.out or home, {}, options.keep).check_new()
 
     half = _fast_bfloat16(gpu) if options.precision == "auto" else options.precision == "bfloat16"
     accelerator = Accelerator(cpu=not gpu)
     config.check_processes(accelerator.num_processes)  # before the frozen layers run, which can take long
-    with _bar(accelerator.is_main_process) as bar:
+    with held, _bar(accelerator.is_main_process) as bar:
         frozen = bar.add_task("frozen layers: tokens", total=None)
         stored = not gpu if options.store is None else options.store
         plan = TrainingPlan(
             config,
             accelerator.device,
             options.tier,
-            check_new,
+            begin,
             lambda done, of: bar.update(frozen, completed=done, total=of),
             half,
         )

@@ -72,6 +72,13 @@ def stop_predictor(
         raise OptionError(f"the policy '{policy}' has no predictor; there are {', '.join(FORMS)}")
     if form is not None and form not in FORMS[policy]:
         raise OptionError(f"{policy} has no predictor of form '{form}'; there is {', '.join(FORMS[policy])}")
+    used = form or FORMS[policy][0]
+    if rank != FitConfig.rank and used != "low-rank":
+        raise OptionError(f"--rank is of the form low-rank, not of {used}")
+    if units != FitConfig.units and used not in ("low-rank", "full"):
+        raise OptionError(f"--units is of the forms low-rank and full, not of {used}")
+    if out and out.is_dir():  # noticed else when all is drafted
+        raise OptionError(f"--out names a file to write, and {out} is a folder")
     if find_spec("scipy") is None:  # asked for only after all tokens are drafted
         raise OptionError("train stop-predictor needs scipy: pip install 'paceline[train]'")
     config = FitConfig(form, rank, units, epochs, lr=lr, rejection_weight=rejection_weight, seed=seed)
@@ -84,7 +91,9 @@ def stop_predictor(
     llm = source.llm(MethodOptions(drafter=drafter, policy="fixed"))
     path = out or llm.drafter.predictors[0] / file_name(policy)
     with nullcontext(examples) if examples else _until_done(path.with_name(path.name + ".examples")) as folder:
-        table = _examples(llm, prompts, limit, batch, {**how, "folder": folder, "method": drafter})
+        table = _examples(
+            llm, prompts, limit, batch, {**how, "folder": folder, "anew": not examples, "method": drafter}
+        )
         with _bar("epoch") as progress:
             predictor, origin = fit(
                 policy,

@@ -91,8 +91,8 @@ class ExitHead(TrainedHead):
         target = with_blocks(as_target(model), cls.kind)
         layers, vocab = target.num_layers, target.vocab_size
         most = min(MOST_LAYERS, layers)
-        require(1 <= start < layers, f"an exit head of this model starts at layer 1 .. {layers - 1}, not {start}")
         require(0 <= exit_layers <= most, f"an exit head of this model has 0 .. {most} layers, not {exit_layers}")
+        require(1 <= start < layers, f"an exit head of this model starts at layer 1 .. {layers - 1}, not {start}")
         require(rank is None or 1 <= rank <= target.config.hidden_size, f"an output matrix of rank {rank} is no use")
         copied = layers - exit_layers if copied is None else copied
         require(0 <= copied <= layers - exit_layers, f"there are not {exit_layers} layers to copy from layer {copied}")

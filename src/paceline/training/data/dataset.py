@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.errors import DataError
-from paceline.training.data.samples import GENERATED, PROMPT, UNKNOWN, Manifest, Shard
+from paceline.training.data.samples import GENERATED, MANIFEST, PROMPT, SHA256, UNKNOWN, Manifest, Shard
 
 IGNORE = -100  # a label that no loss looks at, as in torch
 WINDOW = 512  # samples among which those of like length are put together
@@ -51,8 +51,10 @@ class Dataset:
         self.manifests = [Manifest(folder).read() for folder in folders]
         for folder, manifest in zip(folders, self.manifests, strict=True):
             made = manifest["made"]
+            if "tokenizer" not in made:
+                raise DataError(f"{folder} is not training data: make that with 'paceline train data'")
             if tokenizer is not None and made["tokenizer"] != tokenizer:
-                raise DataError(f"{folder} holds text of {made['model']}, whose tokenizer is not this model's")
+                raise DataError(f"{folder} holds text of {made.get('model')}, whose tokenizer is not this model's")
             if made.get("top") != self.manifests[0]["made"].get("top"):
                 raise DataError(f"{folder} keeps another number of likeliest tokens than {folders[0]}: see --top")
         self.paths = [
@@ -61,6 +63,13 @@ class Dataset:
             for name in sorted(manifest["shards"])
         ]
         self.shards = [Shard.load(path) for path in self.paths]
+        self.hashes = [shard.digest for shard in self.shards]
+        told = [entry.get(SHA256) for manifest in self.manifests for _, entry in sorted(manifest["shards"].items())]
+        for path, known, found in zip(self.paths, told, self.hashes, strict=True):
+            if known not in (None, found):  # None: from before hashes were kept
+                raise DataError(
+                    f"{path} is not the shard that {MANIFEST} tells of: give the command again that made the data"
+                )
         self.tokens = sum(len(shard.ids) for shard in self.shards)
         self.where: list[tuple[int, int]] = []  # of each sample: its shard, its first token there
         starts, lengths, learnt, generated = [], [], [], []
@@ -172,8 +181,7 @@ class Dataset:
     @property
     def digest(self) -> str:
         """Tells this data, cut to this length, from other data."""
-        facts = [*([manifest["made"], manifest["shards"]] for manifest in self.manifests), self.max_length]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([self.hashes, self.max_length]).encode()).hexdigest()[:16]
 
 
 def _filled(samples: list[int], lengths: Any, tokens: int) -> list[list[int]]:

@@ -15,7 +15,17 @@ from paceline.targets import store
 from paceline.targets.identity import model_key
 from paceline.targets.tokenizers import fingerprint
 from paceline.training.data.prompts import Conversation, read_prompts
-from paceline.training.data.samples import OPEN, PROMPT, Manifest, Sample, shard_counts, shard_name, write_shard
+from paceline.training.data.samples import (
+    OPEN,
+    PROMPT,
+    Manifest,
+    Sample,
+    Shard,
+    computed_by,
+    shard_counts,
+    shard_name,
+    write_shard,
+)
 from paceline.training.data.self_distill import DistillConfig, SelfDistillation
 
 if TYPE_CHECKING:
@@ -95,6 +105,7 @@ def make_data(
     random.Random(config.seed).shuffle(conversations)  # whatever part is made of them is a fair mixture
     made = asdict(config) | {
         "model": model_key(llm.target),
+        **computed_by(llm.target),
         "tokenizer": fingerprint(llm.tokenizer),
         "prompts": [[path.name, store.sha256(path)] for path in prompts],
         "text": [[path.name, store.sha256(path)] for path in text],
@@ -109,7 +120,10 @@ def make_data(
     _generate(writer, open_text, groups, out, manifest, budget, progress)
     found = manifest.read()
     if groups and not found["totals"].get("samples"):  # a process may have nothing to do
-        raise DataError(f"no prompt leaves room for {config.max_new_tokens} new tokens in {writer.room} tokens")
+        if share[1] == 1:  # others may be at it still
+            manifest.remove()
+        longest = writer.room + config.max_new_tokens
+        raise DataError(f"no prompt leaves room for {config.max_new_tokens} new tokens in {longest} tokens")
     return found
 
 
@@ -136,6 +150,10 @@ def _generate(
         counts = shard_counts(out / shard_name(number))
         if counts is None:
             samples = writer.run(group, count_tokens)
+            if not samples:  # no prompt of these leaves room for an answer
+                done += len(group)
+                progress(DataProgress(done, of, tokens, time.perf_counter() - started))
+                continue
             written = sum(map(_learnt, samples))
             if open_text:
                 samples += open_text.samples(number, round(written * config.text_share / (1 - config.text_share)))
@@ -147,7 +165,7 @@ def _generate(
                 "trained": sum(map(_learnt, samples)),
             }
             write_shard(out, number, samples, config.top, counts)
-        manifest.add(shard_name(number), counts)
+        manifest.add(shard_name(number), counts, Shard.load(out / shard_name(number)).digest)
         done, generated = done + len(group), generated + counts["generated"]
         progress(DataProgress(done, of, tokens, time.perf_counter() - started, shard_name(number)))
 

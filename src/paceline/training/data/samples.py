@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from filelock import FileLock
@@ -18,8 +20,12 @@ from torch import Tensor
 from paceline.errors import DataError
 from paceline.files import whole
 
+if TYPE_CHECKING:
+    from paceline.targets.target import Target
+
 MANIFEST = "manifest.json"
 FORMAT = 1
+SHA256 = "sha256"  # of a shard, beside its counts in the manifest
 PROMPT, GENERATED, OPEN = 0, 1, 2  # values of the mask: not learnt; learnt, as the model wrote it or as open text
 UNKNOWN = -1  # in `top_ids`: nobody asked the model at this position
 
@@ -105,6 +111,15 @@ class Shard(NamedTuple):
         flat = [column.dim() for column in self] == [1, 1, 1, 2, 2]
         return flat and alike and ordered and bool((offsets.diff() >= 0).all()) and bool((self.ids >= 0).all())
 
+    @property
+    def digest(self) -> str:
+        """Hash of the contents; not of the file, whose header need not be the same twice."""
+        found = hashlib.sha256()
+        for name, column in self._asdict().items():
+            found.update(f"{name} {list(column.shape)} ".encode())
+            found.update(column.flatten().numpy())
+        return found.hexdigest()
+
     def samples(self) -> list[tuple[list[int], list[int]]]:
         """Ids and mask of each sample."""
         sizes = self.offsets.diff().tolist()
@@ -124,13 +139,18 @@ def write_shard(folder: Path, group: int, samples: Sequence[Sample], top: int, c
 
 def shard_counts(path: Path) -> dict[str, int] | None:
     """The counts a shard was written with; None when it is absent or damaged, so that it must be made (again)."""
-    if not path.is_file():
-        return None
     try:
+        Shard.load(path)
         with safe_open(path, "pt") as file:
             return {name: int(count) for name, count in file.metadata().items()}
-    except (SafetensorError, ValueError, AttributeError):
+    except (DataError, SafetensorError, ValueError, AttributeError):
         return None
+
+
+def computed_by(target: Target) -> dict[str, Any]:
+    """What samples depend on besides the model, for `Manifest.open`."""
+    dtype = str(target.compute_dtype).removeprefix("torch.")
+    return {"dtype": dtype, "exactness": "exact" if target.exact else "inexact"}
 
 
 class Manifest:
@@ -144,7 +164,7 @@ class Manifest:
         """Start it, or check that it tells the same: `made` is all that the samples depend on.
 
         Raises:
-            DataError: the folder holds samples that were made otherwise.
+            DataError: the folder holds samples that were made otherwise, or something else.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         made = json.loads(json.dumps(made))
@@ -156,18 +176,28 @@ class Manifest:
             for name in ("prompts", "text"):  # before their order counted, they were kept by name
                 if isinstance(there.get(name), dict):
                     there[name] = [list(pair) for pair in there[name].items()]
+            there = {key: made.get(key) for key in ("dtype", "exactness")} | there  # which were not kept before
             if differing := [key for key in {**made, **there} if made.get(key) != there.get(key)]:
                 raise DataError(
-                    f"{self.path.parent} holds data made with another {', '.join(differing)}: choose another folder"
+                    f"{self.path.parent} holds what was made with another {', '.join(differing)}: "
+                    "delete that folder, or choose another"
                 )
 
-    def add(self, name: str, counts: dict[str, int]) -> None:
-        """Enter a shard."""
+    def add(self, name: str, counts: dict[str, int], sha256: str | None = None) -> None:
+        """Enter a shard, with the hash of its contents."""
         with self._lock:
             facts = self.read()
-            facts["shards"] = dict(sorted({**facts["shards"], name: counts}.items()))
+            entry = counts if sha256 is None else {**counts, SHA256: sha256}
+            facts["shards"] = dict(sorted({**facts["shards"], name: entry}.items()))
             facts["totals"] = {kind: sum(shard[kind] for shard in facts["shards"].values()) for kind in counts}
             self._write(facts)
+
+    def remove(self) -> None:
+        """Of a folder in which nothing was made."""
+        with suppress(OSError):  # as where something else lies in the folder
+            self.path.unlink(missing_ok=True)
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+            self.path.parent.rmdir()
 
     def read(self) -> dict[str, Any]:
         """Raises DataError when there is none, or not one of ours."""
@@ -175,11 +205,12 @@ class Manifest:
             facts: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
             if facts["format"] != FORMAT:
                 raise DataError(f"{self.path} is of another version of paceline")
-            if not {"made", "shards", "totals"} <= facts.keys():
-                raise DataError(f"{self.path} is not the manifest of training data")
+            parts = [facts["made"], facts["shards"], facts["totals"], *facts["shards"].values()]
+            if not all(isinstance(part, dict) for part in parts):
+                raise TypeError("a part is no table")
         except OSError as error:
             raise DataError(f"there is no training data in {self.path.parent}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{self.path} is not the manifest of training data") from error
         return facts
 

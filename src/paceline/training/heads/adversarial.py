@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.errors import require
-from paceline.training.task import Player, Task
+from paceline.training.task import LARGEST, Player, Task
 
 if TYPE_CHECKING:
     from paceline.training.data.dataset import Batch
@@ -52,7 +52,7 @@ class AdversarialOptions:
         require(0 < self.weight < inf, f"the weight must be > 0 and finite, not {self.weight}")
         require(self.form in FORMS, f"discriminator must be {' or '.join(FORMS)}, not '{self.form}'")
         require(self.layers >= 1, f"discriminator-layers must be >= 1, not {self.layers}")
-        require(self.lr > 0, f"discriminator-lr must be > 0, not {self.lr}")
+        require(0 < self.lr <= LARGEST, f"discriminator-lr must be > 0 and at most {LARGEST:g}, not {self.lr}")
         require(self.patience >= 0, f"patience must be >= 0, not {self.patience}")
 
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from paceline.drafters.early_exit.head import MOST_LAYERS
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.heads.head_task import HeadTask
@@ -42,6 +43,8 @@ class ExitConfig(TaskOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.objective != WHOLE, "early-exit does not read the features that objective whole needs")
+        most = MOST_LAYERS
+        require(0 <= self.exit_layers <= most, f"exit-layers must lie in 0 .. {most}, not {self.exit_layers}")
         require(self.start in STARTS, f"start must be {' or '.join(STARTS)}, not '{self.start}'")
 
 

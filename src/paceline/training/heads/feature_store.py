@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,7 +35,8 @@ class FeatureStore:
     """`FrozenLayers` in files, float16, mapped into memory: `2 * width` bytes a token.
 
     There is one file for each shard of the data, whole or absent: computing goes on where it was stopped, several
-    processes share it, and data that has grown has only its new shards computed.
+    processes share it, and data that has grown has only its new shards computed. Its name has the hash of the shard's
+    contents, so that of a shard with other contents the states are computed anew.
 
     Args:
         layers: what to keep.
@@ -48,7 +47,7 @@ class FeatureStore:
     Raises:
         OptionError: the data needs more than `limit`.
         DiskFull: it does not fit the disk.
-        DataError: the files belong to another model or other data, are damaged, or cannot be written.
+        DataError: the files belong to another model, are damaged, or cannot be written.
     """
 
     def __init__(
@@ -63,17 +62,19 @@ class FeatureStore:
         self.width = layers.width
         kind = str(layers.target.compute_dtype).removeprefix("torch.")
         name = f"{model_key(layers.target)}-{layers.name}-{data.max_length}" + f"-{kind}" * (kind != "float32")
-        self.paths = [path.parent / "features" / name / f"{path.stem}.f16" for path in data.paths]
+        self.paths = [
+            path.parent / "features" / name / f"{path.stem}-{digest[:16]}.f16"
+            for path, digest in zip(data.paths, data.hashes, strict=True)
+        ]
         gigabytes = self._bytes(range(len(self.paths))) / 1e9
         require(
             gigabytes <= limit,
             f"the features of this data take {gigabytes:.1f} GB, more than the limit of {limit:g} GB: raise "
             "--store-limit, or have them computed anew in every epoch with --no-store",
         )
-        made = {folder: manifest["made"] for folder, manifest in zip(data.folders, data.manifests, strict=True)}
         try:
             for folder in dict.fromkeys(path.parent for path in self.paths):
-                _belongs(folder, made[folder.parents[1]], fingerprint)
+                _belongs(folder, fingerprint)
             self._fill(progress)
         except OSError as error:
             raise DataError(f"cannot write {error.filename or self.paths[0].parent}: {error.strerror}") from error
@@ -124,6 +125,9 @@ class FeatureStore:
                     file.write(hidden[: len(row)].half().cpu().numpy().tobytes())
                 yield sum(map(len, batch.rows))
             file.truncate(self._bytes([number]))
+        folder, name = self.paths[number].parent, self.data.paths[number].stem
+        for old in {folder / f"{name}.f16", *folder.glob(f"{name}-*.f16")} - {self.paths[number]}:
+            old.unlink(missing_ok=True)  # of other contents, or from before its name told of which
 
     def _bytes(self, numbers: range | list[int]) -> int:
         return sum(2 * self.width * len(self.data.shards[number].ids) for number in numbers)
@@ -133,19 +137,19 @@ def _locked(path: Path, wait: float = -1) -> FileLock:
     return FileLock(path.with_name(f".{path.name}.lock"), timeout=wait)
 
 
-def _belongs(folder: Path, made: dict[str, Any], fingerprint: Tensor) -> None:
-    """Say what the files of a folder are of, or check that they are of the same."""
-    path, digest = folder / ABOUT, hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+def _belongs(folder: Path, fingerprint: Tensor) -> None:
+    """Say which model the files of a folder are of, or check that they are of the same."""
+    path = folder / ABOUT
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         if not path.exists():
             with whole(path) as partial:
-                save_file({"fingerprint": fingerprint.contiguous()}, partial, {"data": digest})
+                save_file({"fingerprint": fingerprint.contiguous()}, partial)
             return
     try:
         with safe_open(path, "pt") as file:
-            same = file.metadata()["data"] == digest and is_same(fingerprint, file.get_tensor("fingerprint"))
-    except (SafetensorError, KeyError, TypeError) as error:
+            same = is_same(fingerprint, file.get_tensor("fingerprint"))
+    except SafetensorError as error:
         raise DataError(f"{path} is damaged: delete {folder}, and it is made again") from error
     if not same:
-        raise DataError(f"{folder} is of another revision of the model, or of other data: delete it")
+        raise DataError(f"{folder} is of another revision of the model: delete it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,11 +23,15 @@ from paceline.training.heads.early_exit import EarlyExitTask, ExitConfig
 from paceline.training.heads.feature_store import FeatureStore
 from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates, cut
 from paceline.training.heads.initial_weights import fit_output
+from paceline.training.objectives import WHOLE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from paceline.training.task import TaskOptions
     from paceline.training.trainer import TrainConfig
+
+log = logging.getLogger("paceline")
 
 
 class PreparedTraining(NamedTuple):
@@ -73,7 +78,7 @@ def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, p
         OptionError: a number out of the model's range.
     """
     model, tokenizer = load_as_stored(name)
-    data = Dataset(*folders, max_length=config.max_length, tokenizer=fingerprint(tokenizer))
+    data = training_data(folders, config, tokenizer)
     total, count = parameters(model), model.config.num_hidden_layers
     require(1 <= config.layers < count, f"layers must lie in 1 .. {count - 1}, not {config.layers}")
     follow = config.start == "fitted" and config.layers + config.exit_layers <= count
@@ -91,6 +96,7 @@ def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, p
     )
     home = head.stored_path(target)
     plan.at_home(home)
+    warn_of_strangers(data, head.config.target)
     head.to(plan.device)
     matrix = output_matrix(model).to(plan.device, copy=True)
     model = nn.Module.to(cut(model, config.layers), plan.device, dtype)
@@ -103,6 +109,26 @@ def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, p
         fit_output(head, matrix, frozen, data, data.split(plan.training.held_back)[0])
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     return PreparedTraining(EarlyExitTask(head, frozen, config.objective), data, home, settings, loaded, total)
+
+
+def training_data(folders: Sequence[Path], config: TaskOptions, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """What a head learns from.
+
+    Raises:
+        DataError: the data is missing, damaged, or another tokenizer's.
+        OptionError: it does not tell what the objective needs.
+    """
+    data = Dataset(*folders, max_length=config.max_length, tokenizer=fingerprint(tokenizer))
+    told = config.objective in ("text", WHOLE) or data.shards[0].top_ids.shape[1] > 0
+    others = "--objective text" if isinstance(config, ExitConfig) else "--objective whole or text"
+    require(told, f"the data has no probabilities, which {config.objective} learns (see --top): give {others}")
+    return data
+
+
+def warn_of_strangers(data: Dataset, model: str) -> None:
+    """Where another model than the head's wrote the data; one by another name may be the same."""
+    if others := sorted({str(manifest["made"].get("model", model)) for manifest in data.manifests} - {model}):
+        log.warning("The data was written by %s, and the head is for %s.", ", ".join(others), model)
 
 
 def facts(config: Any) -> dict[str, Any]:

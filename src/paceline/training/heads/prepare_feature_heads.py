@@ -19,7 +19,6 @@ from paceline.errors import require
 from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
-from paceline.targets.tokenizers import fingerprint
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads.adversarial import Adversarial, AdversarialOptions, Discriminator
 from paceline.training.heads.eagle import Eagle3Options, EagleOptions, EagleTask
@@ -27,7 +26,15 @@ from paceline.training.heads.feature_store import FeatureStore
 from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates
 from paceline.training.heads.initial_weights import fit_eagle, fit_eagle3, fit_medusa
 from paceline.training.heads.medusa import MedusaOptions, MedusaTask, break_symmetry
-from paceline.training.heads.prepare import PreparedTraining, TrainingPlan, facts, fast, parameters
+from paceline.training.heads.prepare import (
+    PreparedTraining,
+    TrainingPlan,
+    facts,
+    fast,
+    parameters,
+    training_data,
+    warn_of_strangers,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -119,7 +126,7 @@ def prepare_eagle3(
 
 def _frozen(name: str, folders: Sequence[Path], config: HeadOptions, kind: type[TrainedHead]) -> FrozenModel:
     model, tokenizer = load_as_stored(name)
-    data = Dataset(*folders, max_length=config.max_length, tokenizer=fingerprint(tokenizer))
+    data = training_data(folders, config, tokenizer)
     total, dtype = parameters(model), model.dtype
     target = as_target(model.float())  # for a fingerprint that does not depend on how training computes
     target = with_blocks(target, "a head on the model's features")
@@ -143,6 +150,7 @@ def _prepared(
     model, data, (training, device, tier, at_home, stored, _) = frozen.model, frozen.data, plan
     home = head.stored_path(frozen.target) / f"k{config.layers}{'-adv' if adversarial else ''}"
     at_home(home)
+    warn_of_strangers(data, head.config.target)
     dtype = plan.dtype(frozen.dtype)
     head.to(device)
     matrix, embeddings = (_rows(part, head, device) for part in (output_matrix(model), embedding_matrix(model)))

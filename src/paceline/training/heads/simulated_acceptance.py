@@ -67,4 +67,6 @@ def figures(counts: Float[Tensor, " COUNTS"], positions: int) -> dict[str, float
     found = {f"accepted_{n}": float(share) for n, share in enumerate(shares[:positions], start=1)}
     if known:
         found["argmax"] = float(agreed / known)
-    return found | {"held_back_loss": float(loss / labels)}
+    if labels:
+        found["held_back_loss"] = float(loss / labels)
+    return found

@@ -18,7 +18,7 @@ from paceline.policies.predictors import signals
 from paceline.registry import Spec
 from paceline.targets.identity import model_key
 from paceline.targets.store import sha256
-from paceline.training.data.samples import Manifest
+from paceline.training.data.samples import Manifest, computed_by
 from paceline.training.stop_predictor.examples import Example, Examples
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def collect(
     batch: int = 1,
     seed: int = 0,
     folder: Path | None = None,
+    anew: bool = False,
     method: str = "",
     progress: Callable[[int, int], None] = lambda done, examples: None,
 ) -> Examples:
@@ -77,11 +78,12 @@ def collect(
         temperatures: the prompts take turns in them.
         folder: keeps the examples, shard by shard: a run that was stopped goes on there, and one that is complete is
             only read. None: nothing is kept.
+        anew: what `folder` has that was made otherwise is thrown away.
         method: the drafter as the user wrote it, with its options; examples of another do not go into the same folder.
         progress: told of prompts done and examples made.
 
     Raises:
-        DataError: nothing was drafted, or `folder` holds what was made otherwise.
+        DataError: nothing was drafted, or `folder` holds what was made otherwise (unless `anew`).
         DiskFull: what was written so far stays.
     """
     require(k >= 1, f"k must be >= 1, not {k}")
@@ -89,9 +91,18 @@ def collect(
     how = {"k": k, "max_new_tokens": max_new_tokens, "temperatures": list(temperatures), "seed": seed}
     facts = {"target": model_key(target), "drafter": drafter.source, "prompts": len(prompts), **how}
     manifest = Manifest(folder) if folder else None
-    if manifest:
+    if folder and manifest:
         asked = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-        manifest.open({**facts, "drafter": method or drafter.source, "head": _head(drafter), "prompts": asked})
+        made = {**facts, "drafter": method or drafter.source, "head": _head(drafter), "prompts": asked}
+        made |= computed_by(target)
+        try:
+            manifest.open(made)
+        except DataError:
+            if not anew:
+                raise
+            for path in [*folder.glob("examples-*.safetensors"), manifest.path]:
+                path.unlink()
+            manifest.open(made)
     hidden = drafter.hidden_width is not None and target.has_blocks
     recording = LLM(target, drafter, Spec("record", Recorder, {"k": k, "hidden": hidden}), llm.verifier)
     parts: list[Examples] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from paceline.policies.predictors import (
     Seen,
     TopPredictor,
 )
+from paceline.training.task import LARGEST
 
 if TYPE_CHECKING:
     from paceline.training.stop_predictor.examples import Examples
@@ -59,11 +61,11 @@ class FitConfig:
     def __post_init__(self) -> None:
         for name in ("rank", "units", "epochs", "batch"):
             require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
-        require(self.lr is None or self.lr > 0, f"lr must be > 0, not {self.lr}")
+        require(self.lr is None or 0 < self.lr <= LARGEST, f"lr must be > 0 and at most {LARGEST:g}, not {self.lr}")
         require(self.weight_decay >= 0, f"weight_decay must be >= 0, not {self.weight_decay}")
         require(0 < self.held_back < 1, f"held_back must lie between 0 and 1, not {self.held_back}")
         weight = self.rejection_weight
-        require(weight is None or weight > 0, f"rejection_weight must be > 0, not {weight}")
+        require(weight is None or 0 < weight < inf, f"rejection_weight must be > 0 and finite, not {weight}")
 
 
 class Factored(nn.Module):
