@@ -61,7 +61,7 @@ def drawn(base: float, rng: random.Random) -> Guessed:
 
 
 def played(
-    rule: Rule, regime: str, costs: Costs, options: argparse.Namespace, seed: int, budget: Budget | None
+    rule: Rule, regime: str, costs: Costs, options: argparse.Namespace, seed: int, budget: Budget | None = None
 ) -> float:
     """Tokens by the time of a plain round."""
     rng, tokens, time = random.Random(seed), 0, 0.0
@@ -80,9 +80,9 @@ def played(
 def best_nodes(guessed: Guessed, rate: float, costs: Costs) -> TokenTree:
     """What brings most tokens less `rate` times their time."""
     order, gain, most, count = list[int](), 0.0, 0.0, 0
-    for node, chance in best_first(guessed.tree, guessed.chances):
+    for node in best_first(guessed.chances):
         order.append(node)
-        gain += chance - rate * (costs(1 + len(order)) - costs(len(order)))
+        gain += guessed.chances[node] - rate * (costs(1 + len(order)) - costs(len(order)))
         if gain > most:
             count, most = len(order), gain
     return guessed.tree.keep(order[:count])
@@ -97,9 +97,7 @@ def clairvoyant(regime: str, costs: Costs, options: argparse.Namespace, seed: in
 
 
 def fixed(nodes: int) -> Rule:
-    return lambda guessed: guessed.tree.keep(
-        [node for node, _ in best_first(guessed.tree, [score or 1.0 for score in guessed.tree.scores])][:nodes]
-    )
+    return lambda guessed: guessed.tree.keep(best_first([score or 1.0 for score in guessed.tree.scores])[:nodes])
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in one command and under eight minutes: the tests that are skipped without one, T(k) of
 # Llama-shaped models with random weights (1.1B, and 7B where two of them fit), and text from the default model with and
 # without speculation. Numbers go to the folder given, as JSON; default gpu-results.
-#   benchmarks/gpu.sh [--dry-run] [FOLDER]
+#   make dev && benchmarks/gpu.sh [--dry-run] [FOLDER]
 # With --dry-run the commands are printed, and each program reads its options and stops: that needs no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."

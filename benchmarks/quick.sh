@@ -2,7 +2,7 @@
 # Is the working tree slower than the last release? Both decode the same prompts by turns, some three minutes on two
 # idle cores; fails when something is slower by more than the noise, or when token ids differ.
 #
-#     benchmarks/quick.sh [COMMIT]        # default: the last tag v*
+#     benchmarks/quick.sh [COMMIT]        # default: the last tag v*, or where there is none what last set the version
 #
 # It prints what it found as rows in the form of benchmarks/history (see releases.py), a tier each; ROWS=FILE appends them.
 # PYTHON names the interpreter that has what paceline needs (default: .venv/bin/python). OPTIONS are for against.py.
@@ -12,8 +12,7 @@ python=${PYTHON:-.venv/bin/python}
 if [ $# -gt 0 ]; then
     base=$1
 elif ! base=$(git describe --tags --abbrev=0 --match 'v*' 2> /dev/null); then
-    echo "error: no tag v* leads here: name a commit, as in make bench-quick BASE=COMMIT" >&2
-    exit 2
+    base=$(git log -1 --format=%h -- src/paceline/version.py)
 fi
 if ! git cat-file -e "$base^{commit}" 2> /dev/null; then
     echo "error: there is no commit $base" >&2

@@ -10,11 +10,16 @@
 # token written; DTYPE: in which arithmetic it writes (default bfloat16, which is half again as fast where the CPU
 # has such products).
 set -euo pipefail
+if [ $# -lt 2 ] || [ ! -d "$1" ]; then
+    echo "usage: benchmarks/shipped_heads.sh PROMPTS OUT [HEAD …], where PROMPTS is a folder" >&2
+    exit 2
+fi
 prompts=$(realpath "$1") out=$2
 shift 2
 heads=("$@")
 [ ${#heads[@]} -gt 0 ] || heads=(eagle3 eagle-k1 eagle-k2 medusa-k1 early-exit)
 here=$(cd "$(dirname "$0")" && pwd)
+export PATH="$here/../.venv/bin:$PATH"
 mkdir -p "$out" && cd "$out"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # two processes of one thread write more than one of two
 
