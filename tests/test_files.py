@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import DiskFull
-from paceline.files import whole
+from paceline.files import fits, read_json, whole
 
 
 def test_whatever_writes_it_has_the_mode_of_any_file(tmp_path: Path) -> None:
@@ -37,3 +39,43 @@ def half(path: Path) -> None:
         assert partial.read_text() == ""
         partial.write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("there", ["folder", "file"])
+def test_what_cannot_be_written_is_called_as_users_call_it(tmp_path: Path, there: str) -> None:
+    path = tmp_path / ("x" * 250 if there == "file" else "folder")  # a name that is too long with more letters
+    if there == "folder":
+        path.mkdir()
+    with pytest.raises(OSError) as refused, whole(path) as partial:  # noqa: PT011  (what it names is looked at)
+        partial.write_text("x")
+    assert refused.value.filename == str(path)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_json_that_python_does_not_read() -> None:
+    assert read_json('{"a": [1, 2.5]}') == {"a": [1, 2.5]}
+    for text, part in (("[" * 100_000, "nested too deeply"), ("9" * 5000, "too many digits"), ("{", "Expecting")):
+        with pytest.raises(ValueError, match=part):
+            read_json(text)
+
+
+class Pair(NamedTuple):
+    name: str
+    seconds: float
+
+
+@pytest.mark.parametrize(
+    ("hint", "good", "bad"),
+    [
+        (int, [1], [1.5, True, "1", None, [1]]),
+        (float, [1, 1.5], [True, "1", None]),
+        (list[int] | None, [None, [], [1, 2]], [[1, "2"], {}, 3, "text"]),
+        (Sequence[Pair], [[["a", 1]], []], [[["a"]], [["a", "b"]], [3]]),
+        (list[tuple[int, int]], [[[1, 2]]], [[[1]], [[1, 2, 3]], [[1, "2"]]]),
+        (dict[str, list[str]], [{}, {"a": ["b"]}], [{"a": "b"}, [], {"a": [1]}]),
+        (Any, [1, None, "x"], []),
+    ],
+)
+def test_what_fits_an_annotation(hint: Any, good: list[Any], bad: list[Any]) -> None:
+    assert all(fits(value, hint) for value in good)
+    assert not any(fits(value, hint) for value in bad)

@@ -1,17 +1,24 @@
-"""Files that are whole or absent, whatever happens while they are written."""
+"""Files that are whole or absent, whatever happens while they are written; and JSON that may be damaged."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from safetensors import SafetensorError
 
 from paceline.errors import DiskFull, ModelError, require
+
+#: Single values by annotation, and what they are in JSON: a float may be written as a whole number.
+SINGLE: dict[Any, set[type]] = {bool: {bool}, int: {int}, float: {int, float}, str: {str}, NoneType: {NoneType}}
 
 
 def is_full(error: BaseException) -> bool:
@@ -29,8 +36,10 @@ def whole(path: Path, then: str = "give the command again") -> Iterator[Path]:
 
     Raises:
         DiskFull: there was no room.
-        ModelError: safetensors could not write; other errors of the system stay what they are.
+        ModelError: safetensors could not write; other errors of the system stay what they are, and name `path`.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")  # one that a kill left is written over
     try:
@@ -45,9 +54,12 @@ def whole(path: Path, then: str = "give the command again") -> Iterator[Path]:
             raise DiskFull(f"the disk of {path.parent} is full: make room and {then}") from error
         if isinstance(error, SafetensorError):
             raise ModelError(f"cannot write {path}: {' '.join(str(error).split())}") from error
+        if isinstance(error, OSError) and error.filename is not None and Path(error.filename) == partial:
+            error.filename = str(path)  # nobody has heard of the other
         raise
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # what failed is told already
+            partial.unlink()
 
 
 @contextmanager
@@ -72,6 +84,46 @@ def whole_folder(path: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_json(text: str) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: it is not JSON, or more than Python reads: nested too deeply, or a number with too many digits.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError("it has a number with too many digits") from error
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether what JSON says is what an annotation does; lists stand for tuples, too."""
+    if hint is Any or hint in SINGLE:
+        return hint is Any or type(value) in SINGLE[hint]
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is UnionType:
+        return any(fits(value, one) for one in inner)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return isinstance(value, kind) and all(
+            fits(getattr(value, name), one) for name, one in get_type_hints(kind).items()
+        )
+    if kind is dict:
+        return isinstance(value, dict) and all(fits(one, inner[1]) for one in value.values())
+    if not isinstance(value, list | tuple):
+        return False
+    if issubclass(kind, tuple):
+        each = inner or tuple(get_type_hints(kind).values())
+        return len(value) == len(each) and all(map(fits, value, each))
+    assert kind in (list, Sequence)
+    if inner[0] in SINGLE:
+        return {*map(type, value)} <= SINGLE[inner[0]]
+    return all(fits(one, inner[0]) for one in value)
 
 
 def at_home(path: str | os.PathLike[str]) -> Path:

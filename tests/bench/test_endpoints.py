@@ -204,5 +204,7 @@ def test_options_of_models_are_refused(measured: Callable[..., Summary]) -> None
     for option in ({"dtype": "float32"}, {"methods": "ar,trigram"}, {"trace": True}):
         with pytest.raises(OptionError, match="is no option of endpoints"):
             measured("http://127.0.0.1:1", **option)
-    with pytest.raises(OptionError, match="named twice"):
+    with pytest.raises(OptionError, match=r"^endpoints: .*named twice"):
         measured("http://127.0.0.1:1,http://127.0.0.1:1/v1")
+    with pytest.raises(OptionError, match="name at least one endpoint"):
+        measured(" ,")

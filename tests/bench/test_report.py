@@ -169,6 +169,8 @@ def test_what_models_and_users_write_is_escaped(folder: Path) -> None:
         ("results.jsonl", "{", "is damaged"),
         ("results.jsonl", "", "holds no results of paceline bench"),
         ("runs.jsonl", '{"other": 1}\n', "is damaged"),
+        ("runs.jsonl", "[" * 100_000, "is damaged: it is nested too deeply"),
+        ("results.jsonl", "9" * 5000, "is damaged: it has a number with too many digits"),
         ("config.json", "{}", "holds no results of paceline bench"),
     ],
 )

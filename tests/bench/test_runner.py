@@ -187,6 +187,21 @@ def test_a_damaged_record_is_named(config: dict[str, Any]) -> None:
     (config["out"] / "runs.jsonl").write_text(lines[0] + "{}\n" + lines[2])
     with pytest.raises(OptionError, match=r"runs\.jsonl, line 2 is damaged"):
         run(BenchConfig(**config))
+    for change in (
+        {"ids": 5},
+        {"outputs": [["a"]]},
+        {"rounds": [[1]]},
+        {"seconds": "1"},
+        {"latencies": [3]},
+        {"ids": []},
+    ):
+        damaged = json.dumps(json.loads(lines[1]) | change) + "\n"
+        (config["out"] / "runs.jsonl").write_text(lines[0] + damaged + lines[2])
+        with pytest.raises(OptionError, match=r"runs\.jsonl, line 2 is damaged"):
+            run(BenchConfig(**config))
+    (config["out"] / "runs.jsonl").write_text(lines[0] + "[" * 100_000 + "\n")
+    with pytest.raises(OptionError, match=r"runs\.jsonl, line 2 is damaged"):
+        run(BenchConfig(**config))
 
 
 def test_a_folder_in_use_is_refused(config: dict[str, Any]) -> None:
@@ -211,6 +226,37 @@ def test_refused_before_anything_is_measured(
     with pytest.raises(error):
         run(BenchConfig(**config | change))
     assert not (config["out"] / "runs.jsonl").exists()
+    assert run(BenchConfig(**config)).rows  # the folder is free
+
+
+def test_a_folder_with_another_programs_config_is_left_alone(config: dict[str, Any]) -> None:
+    config["out"].mkdir()
+    (config["out"] / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(OptionError, match="not the config of a benchmark run"):
+        run(BenchConfig(**config))
+    assert json.loads((config["out"] / "config.json").read_text()) == {"model_type": "llama"}
+
+
+@pytest.mark.parametrize("name", ["differences.jsonl", "config.json"])
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "9" * 5000])
+def test_damaged_files_of_a_complete_run(config: dict[str, Any], name: str, text: str) -> None:
+    run(BenchConfig(**config | {"methods": "ar", "limit": 1}))
+    (config["out"] / name).write_text(text)
+    with pytest.raises(OptionError, match=f"{name} is "):
+        run(BenchConfig(**config | {"methods": "ar", "limit": 1}))
+
+
+def test_a_task_is_no_markup_and_a_bar_is_for_terminals(
+    config: dict[str, Any], suite: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite.write_text(json.dumps({"task": "[/red]", "turns": ["abc"]}))
+    one = config | {"methods": "ar", "progress": True}
+    run(BenchConfig(**one))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    run(BenchConfig(**one | {"out": config["out"] / "there"}))
+    assert "[/red], ar" in capsys.readouterr().err
 
 
 def test_overflow_names_the_prompt(config: dict[str, Any], suite: Path) -> None:
@@ -316,7 +362,7 @@ def test_sampling_depends_on_the_prompt_not_on_the_batch(config: dict[str, Any],
         ({"methods": "ar,hf,ar"}, "named twice"),
         ({"methods": "ar,nosuch"}, "unknown method 'nosuch'"),
         ({"temperatures": ()}, "at least one temperature"),
-        ({"temperatures": (-1,)}, "temperature must be >= 0"),
+        ({"temperatures": (-1,)}, "temperature must lie in"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"limit": 0}, "limit must be at least 1"),

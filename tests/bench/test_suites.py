@@ -65,6 +65,11 @@ def test_folder_of_plain_and_gzipped_files(tmp_path: Path) -> None:
         (b"", "has no prompts"),
         (b'{"turns": ["a"]}\n{"turns": [}\n', r"s\.jsonl, line 2: not JSON"),
         (b'{"turns": ["a"]}\n\n{"turns": ["\xff"]}\n', r"s\.jsonl, line 3: not UTF-8 \(byte 13 of the line\)"),
+        (b"[" * 100_000, "line 1: not JSON that can be read .it is nested too deeply"),
+        (b'{"id": %s}' % (b"9" * 5000), "line 1: not JSON that can be read .it has a number with too many digits"),
+        (b'{"id": "\\ud83d", "turns": ["a"]}\n', "line 1: 'id' has half a character"),
+        (b'{"task": "\\ud83d", "turns": ["a"]}\n', "line 1: 'task' has half a character"),
+        (b'{"turns": ["a", "\\ud83d"]}\n', r"line 1: 'turns' has half a character .a lone surrogate, such as \\ud83d"),
         (b'["a"]\n', "line 1: not a JSON object"),
         (b'{"id": 1}\n', "line 1: no column that looks like a prompt; there are id, say which with :column=NAME"),
         (b"{}\n", "line 1: 'turns' must be a list of texts"),
@@ -221,3 +226,9 @@ def test_batches_have_one_task_and_lose_nobody(kinds: list[tuple[str, int]], siz
         assert 1 <= len(group) <= size
         assert len({(p.task, len(p.turns)) for p in group}) == 1
     assert len(groups) <= len(set(kinds)) + len(prompts) // size
+
+
+@pytest.mark.parametrize("source", ["", " "])
+def test_no_name(source: str) -> None:
+    with pytest.raises(OptionError, match="name a suite"):
+        load_suite(source)

@@ -40,6 +40,43 @@ def test_nobody_reads_the_output():
         assert process.wait() == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "code"), [("--version", 0), ("generate x -d nope", 1), ("generate -f -", 1), ("generate -n x", 2)]
+)
+def test_closed_streams(words, code):
+    """As some programs start others: nobody is told, and nothing else changes."""
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        told = ["sh", "-c", f'exec "{sys.executable}" -m paceline {words} {closed}']
+        done = subprocess.run(told, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert (done.returncode, "Traceback" in done.stderr, done.stderr.count("\n") > 1) == (code, False, False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("generate", "x", "--compare", "--svg", ""),
+        ("generate", "x", "--json-schema", ""),
+        ("generate", "x", "--grammar", ""),
+        ("profile", "--plot", ""),
+        ("replay", ""),
+        ("report", ""),
+        ("layer-skip", "search", "--suite", "x", "-o", ""),
+        ("trigram", "build", "--corpus", ""),
+        ("trigram", "build", "--corpus", "x", "-o", ""),
+        ("rest", "build", "--corpus", ""),
+        ("rest", "build", "--corpus", "x", "-o", ""),
+        ("export", "draft-model", "-o", ""),
+        ("export", "medusa", "-o", ""),
+        ("export", "llama-cpp-lookup", "-o", ""),
+    ],
+)
+def test_empty_paths(run, words):
+    """They are not the current folder."""
+    result = run(*words)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "it is empty" in result.err
+
+
 def test_interrupted(run, tiny_model_dir, monkeypatch: pytest.MonkeyPatch):
     def interrupted(self, requests, batch=None):
         raise KeyboardInterrupt

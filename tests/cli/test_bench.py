@@ -43,11 +43,16 @@ def test_options_reach_the_benchmark(run, tiny_model_dir, suite, tmp_path):
         (("--suite", "{suite}", "--out", "x", "--methods", "nope"), 1, "unknown method 'nope'"),
         (("--suite", "{suite}", "--out", "x", "--batch", "0"), 2, "--batch"),
         (("--suite", "{suite}", "--out", "x", "--endpoint", "host:1"), 1, "an endpoint is [NAME=]http://"),
+        (("--suite", "{suite}", "--out", "x", "--endpoint", ","), 1, "name at least one endpoint"),
         (("--suite", "{suite}", "--out", "{suite}.out", "--endpoint", "http://127.0.0.1:9"), 1, "does not answer"),
+        (("--suite", "{suite}", "--out", "x", "--endpoint", "http://h", "-m", "other"), 1, "model is no option of"),
+        (("--suite", "{suite}", "--out", ""), 2, "'--out' / '-o': it is empty"),
+        (("--suite", "", "--out", "x"), 1, "name a suite"),
     ],
 )
 def test_refused(run, tiny_model_dir, suite, words, code, part):
-    result = run("bench", "-m", tiny_model_dir, *(word.format(suite=suite) for word in words))
+    model = () if "--endpoint" in words else ("-m", tiny_model_dir)
+    result = run("bench", *model, *(word.format(suite=suite) for word in words))
     assert (result.code, result.out) == (code, "")
     assert result.err.count("\n") == 1
     assert part in result.err

@@ -12,6 +12,7 @@ from rich.console import Console
 import paceline
 from paceline.cli.compare import show_comparison
 from paceline.cli.console import harmless
+from paceline.cli.options import ModelOptions
 from tiny import byte_tokenizer, small_llama
 
 PROMPT = "one two three one two three one two"
@@ -179,6 +180,11 @@ def test_compare_as_a_picture(run, tiny_model_dir, tmp_path):
     assert "give --compare" in failed.err
 
 
+def test_a_picture_that_cannot_be_written_is_refused_before_the_model_is_loaded(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(ModelOptions, "llm", lambda *_: pytest.fail("the model was loaded"))
+    refused(run("generate", PROMPT, "--compare", "--svg", tmp_path), 2, "--svg", f"{tmp_path} is a folder")
+
+
 def test_no_color_means_no_escapes(llm, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NO_COLOR", "1")
     console = Console(file=io.StringIO(), force_terminal=True, highlight=False, width=80)
@@ -281,6 +287,12 @@ def test_a_prediction_changes_nothing_but_the_rounds(run, tiny_model_dir, tmp_pa
     code, _, err = run("generate", "abc", "--compare", "--prediction", file)
     assert code == 1
     assert "--prediction" in err
+    file.write_text(" ")
+    refused(run("generate", "abc", "--prediction", file), 1, "the prediction is empty")
+    file.write_bytes(b"\xff")
+    refused(run("generate", "abc", "--prediction", file), 1, "is not UTF-8")
+    refused(run("generate", "abc", "--prediction", tmp_path / "none"), 1, "cannot read the prediction from")
+    refused(run("generate", "abc", "--prediction", ""), 1, "cannot read the prediction from a file without a name")
 
 
 def test_what_the_output_must_match(run, tiny_model_dir, tmp_path):
@@ -294,6 +306,13 @@ def test_what_the_output_must_match(run, tiny_model_dir, tmp_path):
         code, _, err = run(*words, *wrong)
         assert code == 1
         assert "grammar" in err or "must match" in err
+        assert "Errno" not in err
+    refused(run(*words, "--grammar", tmp_path / "none"), 1, f"{tmp_path / 'none'}: No such file")
+    for text, part in (("[" * 100_000, "nested too deeply"), ("9" * 5000, "too many digits"), ("{", "is not JSON")):
+        schema.write_text(text)
+        refused(run(*words, "--json-schema", schema), 1, part)
+    schema.write_bytes(b"\xff")
+    refused(run(*words, "--json-schema", schema), 1, "is not UTF-8 text")
 
 
 def test_a_template_that_refuses(run, tmp_path):

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from paceline.cli.options import ModelOptions
+
 
 @pytest.fixture
 def suite(tmp_path):
@@ -43,3 +45,23 @@ def test_refused(run, suite, words, code, part):
     assert (result.code, result.out) == (code, "")
     assert result.err.count("\n") == 1
     assert part in result.err
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_search(run, suite, tmp_path, monkeypatch):
+    monkeypatch.setattr(ModelOptions, "llm", lambda *_: pytest.fail("the model was loaded"))
+    words = ("layer-skip", "search", "--suite", suite)
+    for out, part in ((tmp_path, "is a folder"), ("", "it is empty"), (suite / "x.json", "is a file, no folder")):
+        result = run(*words, "-o", out)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert part in result.err
+    result = run(*words, "-o", tmp_path / "new.json", "--resume")
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert "new.json.journal to go on from" in result.err
+    assert list(tmp_path.iterdir()) == [suite]
+
+
+def test_nothing_to_go_on_from_in_the_cache(run, suite, tiny_model_dir, cache_dir):
+    result = run("layer-skip", "search", "--suite", suite, "-m", tiny_model_dir, "--resume")
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert "leave out --resume" in result.err
+    assert not list(cache_dir.rglob("*.journal"))

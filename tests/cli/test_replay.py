@@ -20,7 +20,7 @@ def suite(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_trace_and_its_replays(run, tiny_model_dir, suite, tmp_path):
+def test_a_trace_and_its_replays(run, tiny_model_dir, suite, tmp_path, monkeypatch):
     methods = "ar,prompt-lookup:budget=4+fixed:k=3,suffix:budget=4+fixed:k=2"
     words = ["bench", "-m", tiny_model_dir, "--suite", suite, "--out", tmp_path / "out", "-n", 12, "--methods", methods]
     words += ["--tier", "torch"]
@@ -49,6 +49,13 @@ def test_a_trace_and_its_replays(run, tiny_model_dir, suite, tmp_path):
     assert "projections" in out
     assert "suffix:budget=4" in out
 
+    monkeypatch.setenv("COLUMNS", "20")  # no room for a table
+    code, out, _ = run("replay", trace, "--methods", "ar,suffix:budget=4+fixed:k=2")
+    assert code == 0
+    assert out.startswith(
+        "ar\n  measured 1.00\n  predicted 1.00\n  off by +0.0%\n  tau 1.00\nsuffix:budget=4+fixed:k=2\n"
+    )
+
     for name in ("here", "measured", "h200-llama-8b"):
         copy = tmp_path / f"{name}.json"
         shutil.copy(FOLDER / "h200-llama-8b.json", copy)
@@ -61,7 +68,7 @@ def test_a_trace_and_its_replays(run, tiny_model_dir, suite, tmp_path):
     ("words", "part"),
     [
         (("{suite}",), "is not a trace"),
-        (("missing.gz",), "is not a trace"),
+        (("missing.gz",), "cannot read missing.gz: no such file"),
     ],
 )
 def test_no_trace(run, suite, words, part):
@@ -96,6 +103,9 @@ def test_tune(run, tiny_model_dir, suite, monkeypatch):
     code, out, err = run("generate", *words, "ab ab", "-n", 4, "--json")
     assert code == 0
     assert err.startswith("tuned on 2 prompts, ")
+    code, _, err = run("generate", *words, "ab ab", "-n", 999)
+    assert (code, err.count("\n")) == (1, 1)  # the error alone
+    assert "new tokens" in err
     code, again, err = run("generate", *words, "ab ab", "-n", 4, "--json", "--fresh")
     assert (code, err) == (0, "")
     assert json.loads(again)["tokens"] == json.loads(out)["tokens"]

@@ -24,3 +24,8 @@ def test_other_folders_are_refused(run, tmp_path):
     assert (result.code, result.out) == (1, "")
     assert result.err.count("\n") == 1
     assert "no complete results" in result.err
+    file = tmp_path / "results.jsonl"
+    file.touch()
+    result = run("report", file)
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"error: {file} is a file: name the folder of the results\n"

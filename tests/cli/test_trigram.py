@@ -24,7 +24,10 @@ def test_build_and_use(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.Capt
     assert len(json.loads(capsys.readouterr().out)["tokens"]) <= 4
 
 
-@pytest.mark.parametrize("wrong", [["--order", "7"], ["--threshold", "many"], ["--threshold", "0"], ["--memory", "0"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [["--order", "7"], ["--threshold", "many"], ["--threshold", "9" * 5000], ["--threshold", "0"], ["--memory", "0"]],
+)
 def test_wrong_options(
     wrong: list[str], tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -215,6 +215,8 @@ BAD = {
     "cut.gz": (gzip.compress(b"some text " * 1000)[:-20], "damaged gzip"),
     "garbage.gz": (b"\x1f\x8b" + bytes(range(100)), "damaged gzip"),
     "broken.jsonl": (b'{"text": "good"}\n{"text": \n', "line 2"),
+    "deep.jsonl": (b"[" * 100_000, "line 1: it is nested too deeply"),
+    "digits.jsonl": (b"9" * 5000, "line 1: it has a number with too many digits"),
     "list.jsonl": (b'["text"]\n', "line 1"),
     "other.jsonl": (b'{"prompt": "x"}\n', "line 1.*'turns'"),
     "number.jsonl": (b'{"turns": [1], "reference": [2]}\n', "line 1"),

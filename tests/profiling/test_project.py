@@ -30,7 +30,7 @@ from paceline.profiling.project import project, terms_of
 from paceline.profiling.record import record, sources_of
 from paceline.profiling.recorded import distribution
 from paceline.profiling.shipped import load_profile, shipped
-from paceline.profiling.trace import Header, Trace, TracedText, read_trace
+from paceline.profiling.trace import Header, Measured, Trace, TracedText, read_trace
 from paceline.targets import Target
 from paceline.targets.cost_model import Costs
 from tiny import byte_tokenizer, small_llama
@@ -79,7 +79,8 @@ def trace() -> Trace:
     about = record(sources, texts, {"early-exit": 0.5})
     for one in about.values():  # as made up as the passes
         one.levels, one.observe = [0.1] * len(one.levels), 0.0
-    header = Header("tiny", 257, 256, "reference", {}, PROFILE, 0.5, {"eagle+fixed:k=1": 0.25}, about, parts, {})
+    measured = {"ar": {"chat": Measured(90, 90, 135.0)}}
+    header = Header("tiny", 257, 256, "reference", {}, PROFILE, 0.5, {"eagle+fixed:k=1": 0.25}, about, parts, measured)
     return Trace(header, texts)
 
 
@@ -183,9 +184,71 @@ def test_files(trace: Trace, tmp_path: Path) -> None:
         read_trace(path)
     with pytest.raises(OptionError, match="no profile"):
         load_profile(str(tmp_path / "missing.json"))
-    path.write_text("{")
-    with pytest.raises(OptionError, match="damaged"):
-        load_profile(str(path))
+    for text in ("{", "[" * 100_000, "9" * 5000):
+        path.write_text(text)
+        with pytest.raises(OptionError, match="damaged"):
+            load_profile(str(path))
+
+
+def head(**changes: Any) -> Any:
+    return lambda lines: [lines[0] | changes, *lines[1:]]
+
+
+def first_text(**changes: Any) -> Any:
+    return lambda lines: [lines[0], lines[1] | changes, *lines[2:]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    {
+        "no texts": lambda lines: lines[:1],
+        "no such source": first_text(drafts={}),
+        "fewer drafts": lambda lines: [
+            lines[0],
+            lines[1] | {"drafts": {name: found[:5] for name, found in lines[1]["drafts"].items()}},
+        ],
+        "half a draft": lambda lines: [
+            lines[0],
+            lines[1]
+            | {
+                "drafts": {
+                    name: [one | {"parents": [0] * 99} for one in found] for name, found in lines[1]["drafts"].items()
+                }
+            },
+        ],
+        "no output": first_text(output=[]),
+        "no prompt": first_text(prompt=[]),
+        "no ids": first_text(output=["a"] * NEW),
+        "nothing measured": head(measured={}),
+        "no plain decoding": head(measured={"suffix": {"chat": {"tokens": 9, "rounds": 9, "seconds": 1.0}}}),
+        "no tokens": head(measured={"ar": {"chat": {"tokens": 0, "rounds": 9, "seconds": 1.0}}}),
+        "no tasks": head(measured={"ar": {}}),
+        "no profile": head(profile={}),
+        "an endless profile": head(profile={"context": float("inf"), "passes": PROFILE["passes"]}),
+        "no overhead": head(overhead=None),
+        "no parts": head(parts={"auto": ["nobody"]}),
+        "a number for the vocabulary": head(vocab="257"),
+    }.values(),
+)
+def test_incomplete_traces(trace: Trace, tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    trace.write(path)
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in change(lines)).encode()))
+    with pytest.raises(DataError, match="is not a trace of paceline bench --trace, or it is damaged") as refused:
+        read_trace(path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": %s}' % ("9" * 5000)])
+def test_traces_that_python_does_not_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(DataError, match="damaged"):
+        read_trace(path)
+    path.write_bytes(gzip.compress(b"x" * 9999)[:10] + b"nothing that was compressed")
+    with pytest.raises(DataError, match="is not a trace"):
+        read_trace(path)
 
 
 def json_round(trace: Trace) -> Trace:

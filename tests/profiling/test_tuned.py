@@ -91,6 +91,8 @@ def test_costs_that_were_learned_meanwhile_stay(tuning: Tuning) -> None:
     [
         ("{ not JSON", "it is damaged"),
         ("[]", "it is damaged"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ("9" * 5000, "too many digits"),
         ("{}", "it has no 'format'"),
         ({"format": 9}, "it has format 9"),
         ({"machine": "a toaster, 1 CPU"}, "another machine, a toaster"),
@@ -138,6 +140,9 @@ def target(cache_dir: Path) -> Target:
     ("profile", "part"),
     [
         ("{", "it is damaged"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ("9" * 5000, "too many digits"),
+        (json.dumps(PASSES | {"context": float("inf")}), "finite"),
         (json.dumps({"context": 64}), "it has no 'passes'"),
         (json.dumps(PASSES | {"passes": {"1": {"median": 0.0}, "2": {"median": 1.0}}}), "above 0"),
         (json.dumps(PASSES | {"machine": "a toaster"}), "another machine, a toaster"),

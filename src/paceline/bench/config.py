@@ -76,17 +76,20 @@ class BenchConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        servers = bool(self.endpoints)
         for name in ("methods", "tasks", "endpoints"):
             object.__setattr__(self, name, _names(getattr(self, name)))
         object.__setattr__(self, "temperatures", tuple(float(value) for value in self.temperatures))
         object.__setattr__(self, "out", Path(self.out))
+        require(not servers or bool(self.endpoints), "name at least one endpoint")
         if self.endpoints:
             self._check_endpoints()
         require(bool(self.methods), "name at least one method")
         for name in ("methods", "temperatures"):
             values = getattr(self, name)
             twice = [value for value in values if values.count(value) > 1]
-            require(not twice, f"{name}: {twice[:1]} is named twice")
+            what = "endpoints" if servers and name == "methods" else name  # whose names stand in for methods
+            require(not twice, f"{what}: {twice[:1]} is named twice")
         for method in () if self.endpoints else self.methods:
             check_method(method)
         require(bool(self.temperatures), "name at least one temperature")

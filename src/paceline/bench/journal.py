@@ -14,7 +14,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from paceline.bench.methods import Generated
-from paceline.errors import OptionError, require
+from paceline.errors import OptionError, first_line, require
+from paceline.files import fits, read_json
 
 CONFIG, RUNS, RESULTS, DIFFERENCES = "config.json", "runs.jsonl", "results.jsonl", "differences.jsonl"
 SAMPLES = "samples.jsonl"
@@ -36,6 +37,14 @@ class Run(Generated):
     @property
     def key(self) -> Key:
         return self.method, self.temperature, tuple(self.ids), self.turn
+
+    @classmethod
+    def read(cls, line: str) -> Run:
+        """Raises ValueError or TypeError for what no benchmark has written."""
+        run = cls(**read_json(line))
+        if not fits(run, cls) or not len(run.ids) == len(run.outputs) == len(run.prompt_tokens):
+            raise ValueError("it is no call of a benchmark")
+        return run
 
 
 class Journal:
@@ -77,7 +86,12 @@ class Journal:
         _write(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
 
     def read(self, name: str) -> list[Any]:
-        return [json.loads(line) for line in (self.folder / name).read_text(encoding="utf-8").splitlines()]
+        """Its rows. Raises OptionError where they are damaged."""
+        path = self.folder / name
+        try:
+            return [read_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except ValueError as error:
+            raise OptionError(f"{path} is damaged: {first_line(error)}") from error
 
 
 @contextmanager
@@ -102,19 +116,21 @@ def open_journal(folder: Path, settings: dict[str, Any], machine: dict[str, Any]
 
 
 def _config(folder: Path, settings: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
-    path = folder / CONFIG
-    if not path.exists():
-        require(not (folder / RUNS).exists(), f"{folder} has {RUNS} but no {CONFIG}: choose another folder")
-        made = datetime.now(UTC).isoformat(timespec="seconds")
-        config: dict[str, Any] = {"settings": settings, "machine": machine, "date": made}
-        _write(path, json.dumps(config, indent=1) + "\n")
-        return config
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        before = config["settings"] | config["machine"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"{path} is not the config of a benchmark run: choose another folder") from error
-    _check_same(folder, before, settings | machine)
+    path, runs = folder / CONFIG, folder / RUNS
+    if path.exists():
+        try:
+            config: dict[str, Any] = read_json(path.read_text(encoding="utf-8"))
+            before = config["settings"] | config["machine"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise OptionError(f"{path} is not the config of a benchmark run: choose another folder") from error
+        if (runs.exists() and runs.stat().st_size) or (folder / RESULTS).exists():
+            _check_same(folder, before, settings | machine)
+            return config  # else that run failed before it had measured anything
+    else:
+        require(not runs.exists(), f"{folder} has {RUNS} but no {CONFIG}: choose another folder")
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    config = {"settings": settings, "machine": machine, "date": made}
+    _write(path, json.dumps(config, indent=1) + "\n")
     return config
 
 
@@ -136,7 +152,7 @@ def _read_runs(path: Path) -> Iterator[Run]:
         os.truncate(path, whole)
     for number, line in enumerate(data[:whole].splitlines(), start=1):
         try:
-            yield Run(**json.loads(line))
+            yield Run.read(line.decode())
         except (ValueError, TypeError) as error:
             raise OptionError(f"{path}, line {number} is damaged: delete the line to measure it again") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,7 +17,7 @@ from paceline.bench.methods import is_baseline
 from paceline.bench.provenance import provenance
 from paceline.bench.suites import OVERALL
 from paceline.errors import OptionError, first_line
-from paceline.files import whole
+from paceline.files import read_json, whole
 from paceline.report import DataTable, Section, render, swatch
 
 if TYPE_CHECKING:
@@ -66,10 +65,10 @@ class BenchFolder:
     def read(cls, path: Path) -> BenchFolder:
         """Raises OptionError for a folder that has no complete results, or damaged ones."""
         try:
-            config = json.loads((path / CONFIG).read_text("utf-8"))
-            runs = [Run(**one) for one in _lines(path / RUNS)] if (path / RUNS).exists() else []
-            samples = _lines(path / SAMPLES) if (path / SAMPLES).exists() else []
-            return cls(path, config, _lines(path / RESULTS), runs, samples)
+            config = read_json((path / CONFIG).read_text("utf-8"))
+            runs = [Run.read(line) for line in _lines(path / RUNS)] if (path / RUNS).exists() else []
+            samples = _rows(path / SAMPLES) if (path / SAMPLES).exists() else []
+            return cls(path, config, _rows(path / RESULTS), runs, samples)
         except FileNotFoundError as error:
             raise OptionError(
                 f"{path} has no complete results of paceline bench: there is no {error.filename}"
@@ -87,7 +86,7 @@ def write_report(path: Path) -> Path:
     folder = BenchFolder.read(path)
     try:
         text = report(folder)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise OptionError(f"{path} holds no results of paceline bench: {type(error).__name__} {error}") from error
     with whole(path / REPORT) as file:
         file.write_text(text, "utf-8")
@@ -209,5 +208,9 @@ def _shown(value: Any, digits: int = 3) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
-def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+def _rows(path: Path) -> list[Any]:
+    return list(map(read_json, _lines(path)))
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text("utf-8").splitlines()

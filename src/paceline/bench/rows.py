@@ -13,6 +13,7 @@ from paceline.bench import speed_bench
 from paceline.bench.columns import prompt_column, turns
 from paceline.bench.hub import hub_rows
 from paceline.errors import OptionError, require
+from paceline.files import read_json
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -83,11 +84,13 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(cast("BinaryIO", file), start=1):
                 if line.strip():
-                    yield number, json.loads(line.decode("utf-8-sig"))
+                    yield number, read_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise OptionError(f"{path}, line {number}: not UTF-8 (byte {error.start + 1} of the line)") from error
     except json.JSONDecodeError as error:
         raise OptionError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from error
+    except ValueError as error:
+        raise OptionError(f"{path}, line {number}: not JSON that can be read ({error})") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise OptionError(f"{path}: damaged gzip file after line {number} ({error})") from error
     except OSError as error:

@@ -97,14 +97,17 @@ def taking_turns(methods: Sequence[T], number: int) -> list[T]:
 
 @contextmanager
 def progress(wanted: bool) -> Iterator[Callable[..., None]]:
-    """A bar on stderr, if wanted; what it gives takes `rich.progress.Progress.update`'s arguments."""
+    """A bar on stderr, if wanted and on a terminal, as an error stands alone elsewhere; what it gives takes
+    `rich.progress.Progress.update`'s arguments.
+    """
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # a task is called what users like
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not wanted) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not (wanted and console.is_terminal)) as bar:
         yield partial(bar.update, bar.add_task("warming up", total=None))

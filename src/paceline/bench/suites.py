@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.bench.rows import RawRow, read_rows
+from paceline.drafting.corpus.texts import is_whole
 from paceline.errors import require
 
 OVERALL = "overall"  # the results' row over all tasks
@@ -35,6 +36,7 @@ def load_suite(source: str, tasks: Sequence[str] = (), limit: int | None = None,
     Raises:
         OptionError: naming file and line, when a row cannot be read; for an empty suite; for unknown tasks.
     """
+    require(bool(source.strip()), "name a suite: the prompts' file, folder or data set")
     found: dict[str, list[Prompt]] = {}
     seen: dict[str, str] = {}
     for raw in read_rows(source):
@@ -60,8 +62,10 @@ def _prompt(raw: RawRow, most_turns: int) -> Prompt:
     task = row.get("group") or row.get("task") or (category if isinstance(category, str) and category else raw.task)
     require(isinstance(task, str), f"{where}: 'task' must be a text")
     require(task != OVERALL, f"{where}: a task must not be called '{OVERALL}', the results' name for all of them")
-    known = next((row[key] for key in ("id", "question_id") if row.get(key) is not None), raw.id)
-    return Prompt(str(known), task, tuple(turns[:most_turns]))
+    known = str(next((row[key] for key in ("id", "question_id") if row.get(key) is not None), raw.id))
+    for name, text in (("id", known), ("task", task), *(("turns", turn) for turn in turns)):
+        require(is_whole(text), f"{where}: '{name}' has half a character (a lone surrogate, such as \\ud83d)")
+    return Prompt(known, task, tuple(turns[:most_turns]))
 
 
 def batches(prompts: Iterable[Prompt], size: int) -> list[list[Prompt]]:

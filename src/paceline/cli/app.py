@@ -8,6 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,6 +28,7 @@ from paceline.cli import (
     trigram,
     tune,
 )
+from paceline.cli.console import NOTES, tell_notes
 from paceline.cli.train import app as train
 from paceline.errors import PacelineError
 from paceline.version import __version__
@@ -80,9 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:end]
     words = [word for word in words[:end] if word != "--debug"] + words[end:]
+    _open_streams()
+    NOTES.clear()
     _quiet(debug)
     try:
         code = app(words, prog_name="paceline", standalone_mode=False)
+        tell_notes()
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:  # whoever read our output has gone: nobody is left to tell
@@ -104,6 +109,13 @@ def _line(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
     return " ".join(text.split()) + hint
+
+
+def _open_streams() -> None:
+    """Standard streams that whoever started us has closed lead nowhere, instead of being None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  (open to the end)
 
 
 def _quiet(debug: bool) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
 from typer import Option
 
 from paceline.cli.console import print_json
-from paceline.cli.options import ModelOptions, grouped
+from paceline.cli.options import ModelOptions, given_path, grouped
 from paceline.errors import OptionError
 
 
@@ -19,7 +20,16 @@ def bench(
     suite: Annotated[
         str, Option("--suite", help="JSONL or parquet file, folder, id of a data set on the hub, or speed-bench.")
     ],
-    out: Annotated[str, Option("--out", "-o", help="Folder of the results; a run that was stopped goes on there.")],
+    out: Annotated[
+        Path,
+        Option(
+            "--out",
+            "-o",
+            parser=given_path,
+            metavar="FOLDER",
+            help="Folder of the results; a run that was stopped goes on there.",
+        ),
+    ],
     methods: Annotated[
         str, Option("--methods", help="Comma-separated: ar (plain decoding), hf, hf-lookup, …, DRAFTER[+POLICY].")
     ] = "ar,hf,prompt-lookup",
@@ -48,6 +58,8 @@ def bench(
     """Measure methods on the same prompts, interleaved, and check that they give plain decoding's output."""
     from paceline.bench import BenchConfig, print_summary, run
 
+    if endpoint and source.model != ModelOptions.model:
+        raise OptionError("model is no option of endpoints, whose servers choose it")
     summary = run(
         BenchConfig(
             suite=suite,

@@ -34,7 +34,7 @@ def chat(
     params = sampling.checked()
     llm = source.llm(method)
     require(bool(llm.tokenizer.chat_template), f"{source.model} has no chat template: it is not a chat model")
-    conversation = ChatSession(llm, params, check_text(system) if system else None)
+    conversation = ChatSession(llm, params, check_text(system, "system message") if system else None)
     _say(f"{source.model}, {method.label(llm)}. {COMMANDS}.")
     while (line := _ask()) is not None:
         if line == "/exit":

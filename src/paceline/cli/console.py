@@ -30,6 +30,25 @@ def fancy(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR")
 
 
+#: Lines for stderr that wait for the end of a command: see `note`.
+NOTES: list[str] = []
+
+
+def note(line: str) -> None:
+    """A line to the side: at once on a terminal, else once the command has ended well, as an error stands alone."""
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr)
+    else:
+        NOTES.append(line)
+
+
+def tell_notes() -> None:
+    """The lines that wait."""
+    for line in NOTES:
+        print(line, file=sys.stderr)
+    NOTES.clear()
+
+
 def harmless(text: str) -> str:
     """Text fit for a terminal: a model may write control characters, and those must not drive it."""
     return text.translate(_HARMLESS)

@@ -10,6 +10,7 @@ import typer
 from typer import Option
 
 from paceline.cli.console import print_json
+from paceline.cli.options import given_path, new_file
 
 if TYPE_CHECKING:
     from paceline.targets import Target
@@ -24,7 +25,7 @@ def export() -> None: ...
 DEFAULT = "smollm2-135m"
 Model = Annotated[str, Option("--model", "-m", help="The target: named model, hub id, folder or GGUF file.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
-Out = Annotated[Path, Option("--out", "-o", help="New folder.")]
+Out = Annotated[Path, Option("--out", "-o", parser=given_path, metavar="FOLDER", help="New folder.")]
 Head = Annotated[
     str, Option("--head", help="Its folder, of ours or in a public layout; auto: the one the drafter takes.")
 ]
@@ -39,7 +40,9 @@ Dtype = Annotated[
 
 @app.command("draft-model")
 def draft_model(
-    out: Annotated[Path, Option("--out", "-o", help="New folder of the draft model.")],
+    out: Annotated[
+        Path, Option("--out", "-o", parser=given_path, metavar="FOLDER", help="New folder of the draft model.")
+    ],
     model: Model = DEFAULT,
     head: Annotated[str, Option("--head", help="Folder of its exit head; auto: the one early-exit takes.")] = "auto",
     dtype: Annotated[
@@ -115,7 +118,7 @@ def eagle(
 
 @app.command("llama-cpp-lookup")
 def llama_cpp_lookup(
-    out: Annotated[Path, Option("--out", "-o", help="New file.")],
+    out: Annotated[Path, Option("--out", "-o", parser=new_file, metavar="FILE", help="New file.")],
     model: Model = DEFAULT,
     matrix: Annotated[
         str, Option("--matrix", help="Folder of 'paceline trigram build'; auto: the one that trigram takes.")

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from paceline.cli.compare import compare_runs, show_comparison
 from paceline.cli.console import as_result, print_json, summary, write
-from paceline.cli.options import MethodOptions, ModelOptions, Sampling, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, Sampling, grouped, new_file
 from paceline.cli.prompt import check_text, read_prompt
 from paceline.errors import OptionError
 
@@ -30,7 +30,10 @@ def generate(
     ] = None,
     raw: Annotated[bool, Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     compare: Annotated[bool, Option("--compare", help="Side by side with plain decoding.")] = False,
-    svg: Annotated[Path | None, Option("--svg", help="Keep what --compare shows as a picture, in this file.")] = None,
+    svg: Annotated[
+        Path | None,
+        Option("--svg", parser=new_file, metavar="FILE", help="Keep what --compare shows as a picture, in this file."),
+    ] = None,
     colour: Annotated[bool, Option("--colour", help="Colour the tokens by who proposed them.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -42,10 +45,13 @@ def generate(
         raise OptionError("--compare compares methods: it takes no --prediction")
     conversation: Any = text
     if system is not None:
-        conversation = [{"role": "system", "content": check_text(system)}, {"role": "user", "content": text}]
+        conversation = [
+            {"role": "system", "content": check_text(system, "system message")},
+            {"role": "user", "content": text},
+        ]
     if svg and (as_json or not compare):
         raise OptionError("--svg keeps what --compare shows on a terminal: give --compare, and not --json")
-    predicted = "" if prediction is None else read_prompt(None, prediction)
+    predicted = "" if prediction is None else read_prompt(None, prediction, "prediction")
     params = sampling.checked()
     llm = source.llm(method)
     ids = llm.encode(conversation, chat=False if raw else None)

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typer import Option
 
 from paceline.cli.console import print_json
-from paceline.cli.options import MethodOptions, ModelOptions, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, grouped, new_file
+from paceline.errors import require
 
 if TYPE_CHECKING:
     from paceline.drafters.layer_skip.skip_set import SkipSet
@@ -33,7 +34,14 @@ def search(
     suite: Annotated[str, Option("--suite", help="Prompts to judge by, a dozen of the kinds you use; as for bench.")],
     limit: Annotated[int | None, Option("--limit", min=1, help="First prompts of each task.")] = None,
     out: Annotated[
-        Path | None, Option("--out", "-o", help="File of the result; default in the cache, where layer-skip finds it.")
+        Path | None,
+        Option(
+            "--out",
+            "-o",
+            parser=new_file,
+            metavar="FILE",
+            help="File of the result; default in the cache, where layer-skip finds it.",
+        ),
     ] = None,
     trials: Annotated[int, Option("--trials", min=1, help="Skip sets to try.")] = 100,
     new_tokens: Annotated[int, Option("--new-tokens", min=1, help="Tokens of each prompt's continuation.")] = 32,
@@ -48,8 +56,11 @@ def search(
     from paceline.training.layer_skip import search as skip_search
 
     prompts = load_suite(suite, limit=limit)
+    if out:
+        _check_journal(out, resume)
     llm = source.llm(MethodOptions(drafter="none"))
     target = out or stored_path(llm.target)
+    _check_journal(target, resume)
     with _bar() as bar:
         task = bar.add_task("searching", total=trials)
 
@@ -63,7 +74,7 @@ def search(
             new_tokens=new_tokens,
             k_max=k_max,
             seed=seed,
-            journal=target.with_name(target.name + ".journal"),
+            journal=_journal(target),
             resume=resume,
             progress=progress,
         )
@@ -74,6 +85,14 @@ def search(
     else:
         _print(found)
     print(f"stored in {target}", file=sys.stderr)
+
+
+def _journal(out: Path) -> Path:
+    return out.with_name(out.name + ".journal")
+
+
+def _check_journal(out: Path, resume: bool) -> None:
+    require(not resume or _journal(out).exists(), f"there is no {_journal(out)} to go on from: leave out --resume")
 
 
 def _print(found: SkipSet) -> None:
@@ -87,6 +106,8 @@ def _print(found: SkipSet) -> None:
 
 
 def _bar() -> Progress:
+    """On a terminal only: an error stands alone elsewhere."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -94,5 +115,6 @@ def _bar() -> Progress:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
+        disable=not console.is_terminal,
     )

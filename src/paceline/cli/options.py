@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import inspect
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from typer import Option
+from typer import BadParameter, Option
 
+from paceline.cli.console import note
 from paceline.drafters import DRAFTERS
 from paceline.errors import OptionError, require
+from paceline.files import read_json
 from paceline.policies import POLICIES
 from paceline.registry import split_method
 
 if TYPE_CHECKING:
     from paceline.api import LLM
     from paceline.targets import Target
+
+
+def given_path(text: str) -> Path:
+    """What options take for a path: Path would make the current folder of an empty text."""
+    if not text:
+        raise BadParameter("it is empty: name a file or folder")
+    return Path(text)
+
+
+def new_file(text: str) -> Path:
+    """The same for a file to be written: what it cannot be is said before there is something to write."""
+    path = given_path(text)
+    if path.is_dir():
+        raise BadParameter(f"{text} is a folder: name a file")
+    for above in path.parents:
+        if above.is_file():
+            raise BadParameter(f"{above} is a file, no folder")
+    return path
 
 
 def _option(group: str, *names: str, help: str, **more: Any) -> Any:
@@ -103,7 +121,7 @@ class ModelOptions(ModelChoice):
         placed = self._placement()
         llm = load(self.model, tier=self.tier, exact=self.exact, fresh=self.fresh, **placed, **asdict(method))
         if llm.tuned:
-            print(f"tuned on {llm.tuned.prompts} prompts, {llm.tuned.measured}; --fresh does without", file=sys.stderr)
+            note(f"tuned on {llm.tuned.prompts} prompts, {llm.tuned.measured}; --fresh does without")
         return llm
 
 
@@ -168,11 +186,19 @@ class Sampling:
     ] = None
     json_schema: Annotated[
         Path | None,
-        _option("Sampling", "--json-schema", metavar="FILE", help="The output is JSON that fits this schema."),
+        _option(
+            "Sampling",
+            "--json-schema",
+            parser=given_path,
+            metavar="FILE",
+            help="The output is JSON that fits this schema.",
+        ),
     ] = None
     grammar: Annotated[
         Path | None,
-        _option("Sampling", "--grammar", metavar="FILE", help="The output matches this Lark grammar."),
+        _option(
+            "Sampling", "--grammar", parser=given_path, metavar="FILE", help="The output matches this Lark grammar."
+        ),
     ] = None
 
     def checked(self) -> dict[str, Any]:
@@ -180,16 +206,25 @@ class Sampling:
         from paceline.decoding.sampling import SamplingParams
 
         values = asdict(self) | {"stop": tuple(self.stop or ())}
-        try:
-            if self.json_schema:
-                values["json_schema"] = schema = json.loads(self.json_schema.read_text("utf-8"))
-                require(isinstance(schema, dict), f"{self.json_schema} is no JSON schema: it must be an object")
-            if self.grammar:
-                values["grammar"] = self.grammar.read_text("utf-8")
-        except (OSError, ValueError) as error:
-            raise OptionError(f"cannot read what the output must match: {error}") from error
+        if self.json_schema:
+            try:
+                values["json_schema"] = schema = read_json(_text(self.json_schema))
+            except ValueError as error:
+                raise OptionError(f"{self.json_schema}, which the output must match, is not JSON ({error})") from error
+            require(isinstance(schema, dict), f"{self.json_schema} is no JSON schema: it must be an object")
+        if self.grammar:
+            values["grammar"] = _text(self.grammar)
         SamplingParams(**values)
         return values
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot read what the output must match: {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{path}, which the output must match, is not UTF-8 text (byte {error.start})") from error
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

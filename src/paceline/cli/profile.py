@@ -13,7 +13,7 @@ from rich.table import Table
 from typer import Option
 
 from paceline.cli.console import print_json
-from paceline.cli.options import ModelChoice, grouped
+from paceline.cli.options import ModelChoice, grouped, new_file
 from paceline.drafters import DRAFTERS
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ def profile(
     context: Annotated[int, Option("--context", min=1, help="Tokens in front of every pass.")] = 256,
     repeats: Annotated[int, Option("--repeats", min=1, help="Measurements of each number.")] = 15,
     plot: Annotated[
-        Path | None, Option("--plot", metavar="FILE", help="Draw T(k) and the roofline into a PNG, SVG or PDF file.")
+        Path | None,
+        Option(
+            "--plot", parser=new_file, metavar="FILE", help="Draw T(k) and the roofline into a PNG, SVG or PDF file."
+        ),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -13,14 +13,17 @@ from rich.table import Table
 from typer import Option
 
 from paceline.cli.console import print_json
+from paceline.cli.options import given_path
 from paceline.errors import require
 
 if TYPE_CHECKING:
     from paceline.profiling.trace import Measured, Trace
 
+METHOD, COLUMN = 19, 8  # characters that a table needs for methods, and for each other column
+
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="trace.jsonl.gz of paceline bench --trace.")],
+    trace: Annotated[Path, typer.Argument(parser=given_path, help="trace.jsonl.gz of paceline bench --trace.")],
     profile: Annotated[
         list[str] | None,
         Option("--profile", metavar="NAME|FILE", help="Costs of another machine; may be given again."),
@@ -35,9 +38,9 @@ def replay(
     Speedups are of decoding, prompts aside, over plain decoding. Those of another machine are projections: its passes
     take what its profile says, and its model accepts as much as this one did.
     """
-    from paceline.profiling.project import PLAIN, project, terms_of
+    from paceline.profiling.project import project, terms_of
     from paceline.profiling.shipped import load_profile
-    from paceline.profiling.trace import read_trace
+    from paceline.profiling.trace import PLAIN, read_trace
 
     found = read_trace(trace)
     names = [name.strip() for name in methods.split(",") if name.strip()] or list(found.header.measured)
@@ -76,6 +79,30 @@ def _measured(trace: Trace, method: str) -> float | None:
 
 
 def _print(rows: list[dict[str, Any]], profiles: list[str]) -> None:
+    heads = ["measured", "predicted", "off by", "tau", *profiles[1:]]
+    lines = {row["method"]: _cells(row, profiles[1:]) for row in rows}
+    console = Console(highlight=False)
+    if console.width < METHOD + COLUMN * len(heads):
+        for method, cells in lines.items():
+            print(method, *(f"  {head} {cell}" for head, cell in zip(heads, cells, strict=True)), sep="\n")
+    else:
+        console.print(_table(heads, lines))
+    if len(profiles) > 1:
+        print("Columns of other profiles are projections.")
+
+
+def _cells(row: dict[str, Any], profiles: list[str]) -> list[str]:
+    measured, here = row["measured"], row["here"]
+    return [
+        "-" if measured is None else f"{measured:.2f}",
+        f"{here['speedup']:.2f}",
+        "-" if measured is None else f"{here['speedup'] / measured - 1:+.1%}",
+        f"{here['tau']:.2f}",
+        *(f"{row[name]['speedup']:.2f}" for name in profiles),
+    ]
+
+
+def _table(heads: list[str], lines: dict[str, list[str]]) -> Table:
     table = Table(
         title="decode speedup over plain decoding",
         title_justify="left",
@@ -83,19 +110,9 @@ def _print(rows: list[dict[str, Any]], profiles: list[str]) -> None:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    table.add_column("method", overflow="fold", min_width=19)
-    for column in ("measured", "predicted", "off by", "tau", *profiles[1:]):
-        table.add_column(column, justify="right", overflow="fold")
-    for row in rows:
-        measured, here = row["measured"], row["here"]
-        table.add_row(
-            escape(row["method"]),
-            "-" if measured is None else f"{measured:.2f}",
-            f"{here['speedup']:.2f}",
-            "-" if measured is None else f"{here['speedup'] / measured - 1:+.1%}",
-            f"{here['tau']:.2f}",
-            *(f"{row[name]['speedup']:.2f}" for name in profiles[1:]),
-        )
-    Console(highlight=False).print(table)
-    if len(profiles) > 1:
-        print("Columns of other profiles are projections.")
+    table.add_column("method", overflow="fold", min_width=METHOD)
+    for head in heads:
+        table.add_column(escape(head), justify="right", overflow="fold")
+    for method, cells in lines.items():
+        table.add_row(escape(method), *cells)
+    return table

@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from paceline.cli.console import print_json
+from paceline.cli.options import given_path
 
 app = typer.Typer(help="Make the datastore of the drafter rest.", no_args_is_help=False)
 
@@ -23,13 +24,26 @@ def rest() -> None: ...
 def build(
     corpus: Annotated[
         list[Path],
-        Option("--corpus", "-c", help="Text or JSONL file, .gz or not, or a folder of train data; may be repeated."),
+        Option(
+            "--corpus",
+            "-c",
+            parser=given_path,
+            metavar="PATH",
+            help="Text or JSONL file, .gz or not, or a folder of train data; may be repeated.",
+        ),
     ],
     model: Annotated[str, Option("--model", "-m", help="Whose tokenizer: named model, hub id or folder.")] = (
         "smollm2-135m"
     ),
     out: Annotated[
-        Path | None, Option("--out", "-o", help="Folder of the datastore; default in the cache, where rest finds it.")
+        Path | None,
+        Option(
+            "--out",
+            "-o",
+            parser=given_path,
+            metavar="FOLDER",
+            help="Folder of the datastore; default in the cache, where rest finds it.",
+        ),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from typer import Context, Option
 
+from paceline.cli.console import tell_notes
 from paceline.cli.options import MethodOptions, ModelOptions, grouped
 from paceline.errors import OptionError, require
 
@@ -97,5 +98,6 @@ def serve(
                 if name not in llms:
                     llms[name] = llm.method(name)
         app = make_app(llms, Settings(**settings))
+        tell_notes()
         logging.basicConfig(level=logging.INFO, format="%(message)s" if log_json else "%(asctime)s %(message)s")
         run(app, address, drain)

@@ -11,9 +11,13 @@ import typer
 from typer import Option
 
 from paceline.cli.console import print_json
+from paceline.cli.options import given_path
 from paceline.errors import OptionError
 
 app = typer.Typer(help="Make the n-gram matrix of the drafter trigram.", no_args_is_help=False)
+
+
+DIGITS = 18  # of a threshold: no corpus has an n-gram more often
 
 
 @app.callback()
@@ -24,13 +28,26 @@ def trigram() -> None: ...
 def build(
     corpus: Annotated[
         list[Path],
-        Option("--corpus", "-c", help="Text or JSONL file, .gz or not, or a folder of train data; may be repeated."),
+        Option(
+            "--corpus",
+            "-c",
+            parser=given_path,
+            metavar="PATH",
+            help="Text or JSONL file, .gz or not, or a folder of train data; may be repeated.",
+        ),
     ],
     model: Annotated[str, Option("--model", "-m", help="Whose tokenizer: named model, hub id or folder.")] = (
         "smollm2-135m"
     ),
     out: Annotated[
-        Path | None, Option("--out", "-o", help="Folder of the matrix; default in the cache, where trigram finds it.")
+        Path | None,
+        Option(
+            "--out",
+            "-o",
+            parser=given_path,
+            metavar="FOLDER",
+            help="Folder of the matrix; default in the cache, where trigram finds it.",
+        ),
     ] = None,
     order: Annotated[int, Option("--order", help="n of the n-grams: 2, 3 or 4.")] = 3,
     threshold: Annotated[str, Option("--threshold", help="Rarer n-grams are dropped; auto: by corpus size.")] = "auto",
@@ -41,8 +58,9 @@ def build(
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count the n-grams of a corpus in the model's tokens."""
-    if threshold != "auto" and not threshold.isdecimal():
-        raise OptionError(f"--threshold must be auto or a whole number, not '{threshold}'")
+    if threshold != "auto" and not (threshold.isdecimal() and len(threshold) <= DIGITS):
+        told = f"auto or a whole number of {DIGITS} digits or fewer, not '{threshold[:30]}'"
+        raise OptionError(f"--threshold must be {told}")
     from paceline.drafters.trigram.build import build_for
 
     least = None if threshold == "auto" else int(threshold)

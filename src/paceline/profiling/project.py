@@ -19,7 +19,7 @@ from paceline.errors import OptionError
 from paceline.policies import POLICIES
 from paceline.profiling.recorded import FreeSource, PaidSource, Recorded, RecordedTarget
 from paceline.profiling.rounds import ready
-from paceline.profiling.trace import FREE, Measured, Trace
+from paceline.profiling.trace import FREE, PLAIN, Measured, Trace
 from paceline.registry import split_method
 from paceline.targets.cost_model import Costs, LearnedCosts
 from paceline.targets.costs import read_passes, set_costs
@@ -27,8 +27,6 @@ from paceline.targets.costs import read_passes, set_costs
 if TYPE_CHECKING:
     from paceline.drafting.base import Drafter
     from paceline.targets.cache import KVCache
-
-PLAIN = "ar"
 
 
 @dataclass
@@ -54,7 +52,7 @@ def terms_of(name: str, profile: Mapping[str, Any], trace: Trace) -> Terms:
     try:
         costs, known = _costs(profile), (profile.get("drafts") or {}).items()
         drafts = {name: float(timing["median"]) for name, timing in known if timing}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise OptionError(f"{name} is not a profile of paceline profile, or it is damaged") from error
     return Terms(name, costs, drafts, costs(1) / own(1))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import OptionError
+from paceline.files import read_json
 
 FOLDER = Path(__file__).parents[1] / "data" / "profiles"
 
@@ -24,7 +24,7 @@ def load_profile(name: str) -> dict[str, Any]:
     """
     path = FOLDER / f"{name}.json" if name in shipped() else Path(name).expanduser()
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(path.read_text(encoding="utf-8"))
         return found
     except OSError as error:
         raise OptionError(f"there is no profile {name}: name a file, or one of {', '.join(shipped())}") from error

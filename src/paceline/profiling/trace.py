@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DataError
-from paceline.files import whole
+from paceline.files import fits, read_json, whole
+from paceline.targets.costs import read_passes
 
 if TYPE_CHECKING:
     from paceline.drafting.tree import TokenTree
 
 FORMAT = 1
+PLAIN = "ar"
 FREE, SCORED, WHOLE = "free", "scored", "whole"  # kinds of sources
 TOP = 4  # probabilities kept of a draft distribution, beside its entropy
 
@@ -134,15 +137,20 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Raises DataError for what is no trace, or one of another version."""
+    """Raises DataError for what is no trace, an incomplete one, or one of another version."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            first, *others = map(json.loads, file)
+            first, *others = map(read_json, file)
         if first["format"] != FORMAT:
             raise DataError(f"{path} is a trace of format {first['format']}, this version reads {FORMAT}: make it anew")
-        return Trace(_header(first), [_text(line) for line in others])
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path} is not a trace of paceline bench --trace: {error}") from error
+        trace = Trace(_header(first), [_text(line) for line in others])
+        _check(trace)
+        return trace
+    except FileNotFoundError as error:
+        raise DataError(f"cannot read {path}: no such file") from error
+    except (OSError, EOFError, zlib.error) as error:
+        told = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} is not a trace of paceline bench --trace: {told}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a trace of paceline bench --trace, or it is damaged") from error
 
@@ -158,3 +166,27 @@ def _header(values: Mapping[str, Any]) -> Header:
 def _text(values: Mapping[str, Any]) -> TracedText:
     drafts = {name: [TracedDraft(**draft) for draft in found] for name, found in values["drafts"].items()}
     return TracedText(**{**values, "drafts": drafts})
+
+
+def _check(trace: Trace) -> None:
+    """Raises ValueError, KeyError, TypeError or AttributeError for what a replay could not do without."""
+    header, texts = trace.header, trace.texts
+    read_passes(header.profile)
+    sums = [
+        sum(getattr(one, name) for one in tasks.values())
+        for tasks in header.measured.values()
+        for name in ("tokens", "rounds", "seconds")
+    ]
+    good = fits(header, Header) and PLAIN in header.measured and min(sums) > 0 and bool(texts)
+    good &= all(source.levels for source in header.sources.values() if source.kind == FREE)
+    good &= all(part in header.sources for parts in header.parts.values() for part in parts)
+    for text in texts:
+        good &= fits([text.prompt, text.output], list[list[int]]) and bool(text.prompt and text.output)
+        good &= all(len(text.drafts[name]) >= len(text.output) for name in header.sources)
+        good &= all(
+            len(draft.tokens) == len(draft.parents) == len(draft.scores)
+            for drafts in text.drafts.values()
+            for draft in drafts
+        )
+    if not good:
+        raise ValueError("it is incomplete")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.drafters.merge import Merge
 from paceline.drafting.budget import Calibration
 from paceline.drafting.gate import Gate
-from paceline.files import whole
+from paceline.files import read_json, whole
 from paceline.targets import store
 from paceline.targets.cost_model import LearnedCosts
 from paceline.targets.costs import fault, known_costs, read_passes, set_costs, settings_path
@@ -88,7 +88,7 @@ def tuned_for(target: Target) -> Tuned | None:
     """
     path = settings_path("tuned", target)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path.read_text(encoding="utf-8"))
         if values["format"] != FORMAT:
             raise ValueError(f"it has format {values['format']}, this version needs {FORMAT}")
         if values["machine"] != this_machine():

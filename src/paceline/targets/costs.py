@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from paceline.errors import first_line
+from paceline.files import read_json
 from paceline.targets import store
 from paceline.targets.cost_model import Costs, LearnedCosts
 from paceline.targets.identity import model_key
@@ -154,7 +155,7 @@ def stored_profile(target: Target) -> dict[str, Any] | None:
     """
     path = settings_path("profiles", target)
     try:
-        profile: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        profile: dict[str, Any] = read_json(path.read_text(encoding="utf-8"))
         if (machine := profile.get("machine", this_machine())) != this_machine():
             raise ValueError(f"it was measured on another machine, {machine}")
         read_passes(profile)
@@ -188,9 +189,12 @@ def read_passes(profile: Mapping[str, Any]) -> dict[int, dict[int, float]]:
 
     Raises KeyError, TypeError, ValueError or AttributeError for what is no profile.
     """
-    found = {int(profile["context"]): {int(w): float(timing["median"]) for w, timing in profile["passes"].items()}}
-    for context, passes in profile.get("contexts", {}).items():
-        found.setdefault(int(context), {int(width): float(seconds) for width, seconds in passes.items()})
+    try:
+        found = {int(profile["context"]): {int(w): float(timing["median"]) for w, timing in profile["passes"].items()}}
+        for context, passes in profile.get("contexts", {}).items():
+            found.setdefault(int(context), {int(width): float(seconds) for width, seconds in passes.items()})
+    except OverflowError as error:
+        raise ValueError("a profile's numbers are finite") from error
     if not all(0 < seconds < np.inf for passes in found.values() for seconds in passes.values()):
         raise ValueError("seconds of a pass are above 0")
     if min(map(len, found.values())) < 2:

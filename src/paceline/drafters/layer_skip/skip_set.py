@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import OptionError
-from paceline.files import at_home
+from paceline.files import at_home, read_json, whole
 from paceline.targets import store
 from paceline.targets.identity import model_key
 from paceline.targets.target import Target
@@ -43,23 +43,23 @@ class SkipSet:
     def load(cls, path: str | Path, target: Target) -> SkipSet:
         """Raises OptionError when the file is missing, malformed or for a model of another depth."""
         try:
-            data = json.loads(at_home(path).read_text(encoding="utf-8"))
+            data = read_json(at_home(path).read_text(encoding="utf-8"))
             found = cls(data["layers"], tuple(data["attention"]), tuple(data["mlp"]), data.get("found", {}))
+            known = all(isinstance(layer, int) and 0 <= layer < found.layers for layer, _ in found.sublayers)
         except OSError as error:
             raise OptionError(f"layer-skip: cannot read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise OptionError(f"layer-skip: {path} is not a result of 'paceline layer-skip search'") from error
-        if not all(isinstance(layer, int) and 0 <= layer < found.layers for layer, _ in found.sublayers):
+        if not known:
             raise OptionError(f"layer-skip: {path} names layers that a model of {found.layers} does not have")
         if found.layers != target.num_layers:
             raise OptionError(f"layer-skip: {path} is for {found.layers} layers; the model has {target.num_layers}")
         return found
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        """Write it, whole or not at all."""
+        with whole(path) as partial:
+            partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def find(cls, target: Target) -> SkipSet:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 from jinja2 import TemplateError
 
 from paceline.errors import CorpusError
+from paceline.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ def texts(path: Path, chat: Chat, moved: Callable[[int], None] = lambda _: None)
         for piece in _rows(path, text, chat) if ".jsonl" in path.suffixes else _pieces(text):
             if "\0" in piece:
                 raise CorpusError(f"{path} is binary, not text")
-            if not _is_whole(piece):  # which no tokenizer takes
+            if not is_whole(piece):  # which no tokenizer takes
                 raise CorpusError(f"{path} has half a character (a lone surrogate, such as \\ud83d) in a text")
             if piece.strip():
                 empty = False
@@ -59,7 +59,8 @@ def texts(path: Path, chat: Chat, moved: Callable[[int], None] = lambda _: None)
         raise CorpusError(f"{path} is empty: it has no text")
 
 
-def _is_whole(text: str) -> bool:
+def is_whole(text: str) -> bool:
+    """Whether it is text that can be encoded: not, if it has a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -108,7 +109,7 @@ def _rows(path: Path, text: TextIO, chat: Chat) -> Iterator[str]:
     for number, line in enumerate(text, start=1):
         if line.strip():
             try:
-                yield _row(json.loads(line), chat)
+                yield _row(read_json(line), chat)
             except (ValueError, TemplateError) as error:
                 raise CorpusError(f"{path}, line {number}: {error}") from error
 

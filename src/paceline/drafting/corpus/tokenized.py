@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from safetensors.numpy import load_file
 
 from paceline.drafting.corpus.texts import Chat, chat_format, texts
 from paceline.errors import CorpusError, DiskFull, ModelError, TokenizerMismatch, first_line, require
-from paceline.files import is_full
+from paceline.files import is_full, read_json
 from paceline.targets.loading import quiet
 from paceline.targets.progress import Stage
 from paceline.targets.sources import ModelSource, resolve
@@ -116,7 +115,7 @@ class Corpus:
 
     def _check_owner(self, folder: Path) -> None:
         try:
-            owner = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["made"]["tokenizer"]
+            owner = read_json((folder / "manifest.json").read_text(encoding="utf-8"))["made"]["tokenizer"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorpusError(f"{folder} is not a folder that 'paceline train data' wrote") from error
         if owner != fingerprint(self.tokenizer):
