@@ -156,6 +156,12 @@ def test_bad_options(names: str) -> None:
         Merge(as_target(small_llama()), drafters=names)
 
 
+def test_merges_are_no_parts_of_merges() -> None:
+    target = as_target(small_llama())
+    with pytest.raises(OptionError, match="cannot be parts of one"):
+        Merge(target, drafters="auto|suffix")
+
+
 def test_options_of_parts() -> None:
     merge = Merge(as_target(small_llama()), drafters="suffix;shortest=3|lookahead;level=3;budget=9", budget=4)
     assert merge.parts[0].lookup.shortest == 3

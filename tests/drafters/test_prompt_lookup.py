@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.ngram_index import NgramIndex
+from paceline.drafters.ngram_index import NgramIndex, NgramLookup
 from paceline.drafters.prompt_lookup import PromptLookup
+from paceline.drafters.suffix_automaton import SuffixLookup
 from paceline.errors import OptionError
 from paceline.policies.fixed import Fixed
 
@@ -69,7 +70,16 @@ def test_length_is_the_policys_and_the_rooms() -> None:
     assert lookup(ids, k=2).drafted == 2
     assert lookup(ids, room=3).drafted == 3
     assert lookup(ids, k=0).drafted == lookup(ids, room=0).drafted == 0
-    assert lookup([5, 5]).tokens == [5, 5]  # no more than there is
+
+
+@pytest.mark.parametrize("period", [1, 3, 4])
+def test_what_repeats_is_drafted_to_repeat_further(period: int) -> None:
+    """Beyond the end of the text, where the earlier place leads to."""
+    cycle = list(range(1, period + 1))
+    ids = [9, *(cycle * 20)[: 2 * period + 1]]
+    following = (cycle * 20)[2 * period + 1 : 2 * period + 11]
+    assert NgramLookup(3, 1, 1).propose(ids, NgramLookup(3, 1, 1).begin(ids), 10, 32).tokens == following
+    assert SuffixLookup(1).propose(ids, SuffixLookup(1).begin(ids), 10, 32).tokens == following
 
 
 def test_branches() -> None:

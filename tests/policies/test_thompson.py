@@ -134,6 +134,11 @@ class TestBeta:
         policy.observe(0, 0)
         assert (policy.a, policy.b) == (1, 1)
 
+    def test_a_small_prior_stays_small(self) -> None:
+        policy = BetaTS(a0=1e-4, b0=1.0)
+        policy.observe(1, 0)
+        assert (policy.a, policy.b) == (1e-4, 2.0)
+
     @pytest.mark.parametrize("bad", [{"a0": 0.0}, {"b0": -1.0}, {"k_max": -1}])
     def test_out_of_range(self, bad) -> None:
         with pytest.raises(OptionError, match=next(iter(bad))):
@@ -260,7 +265,8 @@ class TestCali:
         assert np.array_equal(behind.online.mean, short.online.mean)
 
     @pytest.mark.parametrize(
-        "bad", [{"sigma_m": 0.0}, {"sigma_s": -0.1}, {"theta0": 1.5}, {"theta0": -0.5}, {"k_max": -1}]
+        "bad",
+        [{"sigma_m": 0.0}, {"sigma_m": 1e-200}, {"sigma_s": -0.1}, {"theta0": 1.5}, {"k_max": -1}],
     )
     def test_out_of_range(self, bad) -> None:
         with pytest.raises(OptionError, match=next(iter(bad))):

@@ -73,6 +73,10 @@ class Merge(TreeDrafter):
     def _combine(self, parts: Sequence[Drafter]) -> None:
         self.parts = list(parts)
         require(len(self.parts) > 1, "merge: name two drafters or more, as in merge:drafters=suffix|trigram")
+        require(
+            not any(isinstance(part, Merge) for part in self.parts),
+            "merge: auto and other merges cannot be parts of one: name their drafters",
+        )
         self.free = {at: part for at, part in enumerate(self.parts) if isinstance(part, TreeDrafter)}
         self.paid = {at: part for at, part in enumerate(self.parts) if part.competes}
         self.whole = {at: part for at, part in enumerate(self.parts) if at not in self.free and at not in self.paid}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.drafters.suffix_automaton import likely
-from paceline.drafting.lookup import Candidates, DraftSource
+from paceline.drafting.lookup import Candidates, DraftSource, copied
 
 
 class NgramIndex:
@@ -59,7 +59,7 @@ class NgramLookup(DraftSource):
         found, places = Candidates([], [], [], []), dict[tuple[int, int], int]()
         for branch, end in enumerate(ends):
             node, score = 0, 0.5**branch
-            for at, token in enumerate(ids[end : end + depth]):
+            for at, token in enumerate(copied(ids, end, depth)):
                 score *= likely(matched + at)
                 if (node, token) not in places:
                     if len(found.tokens) == most:

@@ -29,6 +29,9 @@ class Suffix(LookupDrafter):
         self.shared = SharedTexts(max(shortest, 2)) if share == PROCESS else None
         super().__init__(target, budget, SuffixLookup(shortest, self.shared))
 
+    def max_nodes(self, depth: int) -> int:
+        return min(depth, self.max_candidates)
+
     def forget(self, row: Row, memory: SuffixAutomaton) -> None:
         if self.shared:
             self.shared.add(row.ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.drafting.lookup import Candidates, DraftSource, chain
+from paceline.drafting.lookup import Candidates, DraftSource, chain, copied
 from paceline.drafting.shared_texts import SharedTexts
 
 
@@ -98,7 +98,7 @@ class SuffixLookup(DraftSource):
         memory.extend(ids)
         count, longest = min(depth, most), memory.matched
         at = memory.match_end
-        tokens = ids[at : at + count] if longest >= self.shortest else []
+        tokens = copied(ids, at, count) if longest >= self.shortest else []
         if self.shared:
             found, at = self.shared.longest(ids)
             if found > longest:

@@ -54,6 +54,14 @@ class Candidates(NamedTuple):
         return self.path(max(range(len(promise)), key=promise.__getitem__))
 
 
+def copied(ids: list[int], at: int, count: int) -> list[int]:
+    """`count` tokens from `ids[at]` on. Behind the end the copy goes on with itself: what repeats, repeats further."""
+    found, period = ids[at : at + count], len(ids) - at
+    while period and len(found) < count:
+        found.append(found[-period])
+    return found
+
+
 def chain(tokens: list[int], scores: list[float], source: str) -> Candidates:
     """Candidates that follow one another."""
     return Candidates(tokens, list(range(len(tokens))), scores, [source] * len(tokens))

@@ -52,5 +52,6 @@ class BetaTS(ThompsonSampling):
             return
         r = accepted - 1 if self.literal else accepted  # step 18
         n = min(accepted + 1, drafted)  # step 19
-        self.a = max(self.a + r, LEAST)  # step 20
-        self.b = max(self.b + n - r, LEAST)  # step 21
+        self.a, self.b = self.a + r, self.b + n - r  # steps 20, 21
+        if self.literal:
+            self.a, self.b = max(self.a, LEAST), max(self.b, LEAST)

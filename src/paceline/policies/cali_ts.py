@@ -55,8 +55,9 @@ class CaliTS(ThompsonSampling):
         calibrate: bool = True,
         literal: bool = False,
     ) -> None:
-        valid = 0 < sigma_m <= MOST and 0 < sigma_s <= MOST
-        require(valid, f"cali-ts: sigma_m and sigma_s must be > 0 and at most {MOST:g}, not {sigma_m} and {sigma_s}")
+        valid = 1 / MOST <= sigma_m <= MOST and 1 / MOST <= sigma_s <= MOST
+        told = f"lie in {1 / MOST:g} .. {MOST:g}, not {sigma_m} and {sigma_s}"
+        require(valid, f"cali-ts: sigma_m and sigma_s must {told}")
         require(0 <= theta0 <= 1, f"cali-ts: theta0 must lie in [0, 1], not {theta0}")
         super().__init__(k_max, cost)
         self.learn, self.theta0, self.literal = learn, theta0, literal
