@@ -12,7 +12,11 @@ python=${PYTHON:-.venv/bin/python}
 if [ $# -gt 0 ]; then
     base=$1
 elif ! base=$(git describe --tags --abbrev=0 --match 'v*' 2> /dev/null); then
-    base=$(git log -1 --format=%h -- src/paceline/version.py)
+    base=$(git log -1 --format=%h -- src/paceline/version.py 2> /dev/null || true)
+    if [ -z "$base" ]; then
+        echo "error: no release leads here: name a commit, as in make bench-quick BASE=COMMIT" >&2
+        exit 2
+    fi
 fi
 if ! git cat-file -e "$base^{commit}" 2> /dev/null; then
     echo "error: there is no commit $base" >&2

@@ -71,6 +71,7 @@ def test_the_image() -> None:
     [entry] = [json.loads(rest) for word, _, rest in instructions if word == "ENTRYPOINT"]
     assert entry[:2] == ["paceline", "serve"]
     assert options(entry) <= known()
-    [install] = [rest for _, _, rest in instructions if "pip install" in rest]
-    assert (ROOT / "constraints.txt").exists()
+    torch, install = [rest for _, _, rest in instructions if "pip install" in rest]
+    [version] = re.findall(r"torch==\S+", torch)
+    assert version in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     assert all((ROOT / part).exists() for part in shlex.split(install) if part.startswith("./"))

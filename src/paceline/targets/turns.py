@@ -33,3 +33,10 @@ class Turns:
         if not self._entered:
             self._owner = None
         self._taken.release()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Nothing: of a target that is kept in a file nobody has a turn."""
+        return {}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        Turns.__init__(self)
