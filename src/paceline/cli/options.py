@@ -29,6 +29,20 @@ def given_path(text: str) -> Path:
     return Path(text)
 
 
+#: What the drafters that read texts are built of.
+Corpus = Annotated[
+    list[Path],
+    Option(
+        "--corpus",
+        "-c",
+        parser=given_path,
+        metavar="PATH",
+        help="Text or JSONL file, .gz or not, or a folder of train data; may be repeated.",
+    ),
+]
+TokenizerOf = Annotated[str, Option("--model", "-m", help="Whose tokenizer: named model, hub id or folder.")]
+
+
 def new_file(text: str) -> Path:
     """The same for a file to be written: what it cannot be is said before there is something to write."""
     path = given_path(text)

@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from paceline.cli.console import print_json
-from paceline.cli.options import given_path
+from paceline.cli.options import Corpus, TokenizerOf, given_path
 from paceline.errors import OptionError
 
 app = typer.Typer(help="Make the n-gram matrix of the drafter trigram.", no_args_is_help=False)
@@ -26,19 +26,8 @@ def trigram() -> None: ...
 
 @app.command()
 def build(
-    corpus: Annotated[
-        list[Path],
-        Option(
-            "--corpus",
-            "-c",
-            parser=given_path,
-            metavar="PATH",
-            help="Text or JSONL file, .gz or not, or a folder of train data; may be repeated.",
-        ),
-    ],
-    model: Annotated[str, Option("--model", "-m", help="Whose tokenizer: named model, hub id or folder.")] = (
-        "smollm2-135m"
-    ),
+    corpus: Corpus,
+    model: TokenizerOf = "smollm2-135m",
     out: Annotated[
         Path | None,
         Option(

@@ -43,8 +43,8 @@ class ExitConfig(TaskOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.objective != WHOLE, "early-exit does not read the features that objective whole needs")
-        most = MOST_LAYERS
-        require(0 <= self.exit_layers <= most, f"exit-layers must lie in 0 .. {most}, not {self.exit_layers}")
+        fits = 0 <= self.exit_layers <= MOST_LAYERS
+        require(fits, f"exit-layers must lie in 0 .. {MOST_LAYERS}, not {self.exit_layers}")
         require(self.start in STARTS, f"start must be {' or '.join(STARTS)}, not '{self.start}'")
 
 
