@@ -68,6 +68,19 @@ def counts_of(texts: Sequence[Sequence[int]], order: int) -> Rows:
     return rows
 
 
+def discounted(texts: Sequence[Sequence[int]], order: int, vocab: int) -> Matrix:
+    """A matrix of what these texts count, as `paceline trigram build` discounts it."""
+    rows = counts_of(texts, order)
+    return matrix_of(
+        {
+            context: {token: (count - 0.75) / sum(row.values()) for token, count in row.items()}
+            for context, row in rows.items()
+        },
+        order,
+        vocab,
+    )
+
+
 def mixed(sources: Sequence[tuple[str, Rows]], context: Sequence[int], order: int) -> dict[int, float]:
     """`successors` as its docstring has it."""
     p, left = Counter[int](), 1.0

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.ngrams import counts_of, matrix_of
+from drafters.ngrams import discounted
 from drafters.test_trigram_search import SEARCHES, plan_of
 from paceline.drafters.trigram.kernels import kernels
 from paceline.drafters.trigram.lookup import TrigramLookup
-from paceline.drafters.trigram.matrix import Matrix, token_bits
+from paceline.drafters.trigram.matrix import token_bits
 from paceline.drafters.trigram.overlay import Overlay
 from paceline.drafters.trigram.structures import Rule
 from paceline.drafting.lookup import Candidates
@@ -24,18 +24,6 @@ tokens = st.integers(0, SMALL - 1)
 texts = st.lists(tokens, min_size=1, max_size=80)
 
 
-def stored(ids: list[int], order: int, vocab: int) -> Matrix:
-    rows = counts_of([ids], order)
-    return matrix_of(
-        {
-            context: {token: (count - 0.75) / sum(row.values()) for token, count in row.items()}
-            for context, row in rows.items()
-        },
-        order,
-        vocab,
-    )
-
-
 def drafts_of(
     ids: list[int], corpus: list[int], rounds: list[list[int]], search: str, native: bool, order: int, vocab: int
 ) -> tuple[list[Candidates], list[int]]:
@@ -43,7 +31,9 @@ def drafts_of(
     literal = search == "literal"
     rule = Rule(order, token_bits(vocab), literal, 0.3, 0.9, 1.0)
     options = {"adapt": "prompt", "window": 16, "shared": 0.0 if literal else 7.0, "seed": 3}
-    lookup = TrigramLookup(stored(corpus, order, vocab), rule, plan_of(**SEARCHES[search]), **options, native=native)
+    lookup = TrigramLookup(
+        discounted([corpus], order, vocab), rule, plan_of(**SEARCHES[search]), **options, native=native
+    )
     text, drafts, memory = list(ids), list[Candidates](), lookup.begin(ids)
     for more in [[], *rounds]:
         text += more

@@ -36,6 +36,7 @@ class Auto(Merge):
         parts: the sources (from Python), in place of those that the model has.
         head: a trained head as for `eagle` or `medusa`; "auto": the first that fits the model, EAGLE's before Medusa's;
             "none": do without.
+        guide: as for `trigram`.
         share: "process": as for `suffix`, and `recycling` is one of the sources, with a memory of all requests.
         budget: most nodes that are verified; a number asks all sources every round, so that a seed's own sample does
             not depend on measured times.
@@ -49,6 +50,7 @@ class Auto(Merge):
         parts: Sequence[Drafter] = (),
         *,
         head: str = "auto",
+        guide: str = AUTO,
         share: str = REQUEST,
         budget: int | str = AUTO,
     ) -> None:
@@ -59,7 +61,7 @@ class Auto(Merge):
         without = head == NONE or (head == AUTO and target.chains_only)  # heads are asked for trees
         trained = None if without else trained_head(target, head)
         recycling = [Recycling(target, share=share)] if share == PROCESS else []
-        free = [Trigram(target), Suffix(target, share=share), *recycling, *datastore(target)]
+        free = [Trigram(target, guide=guide), Suffix(target, share=share), *recycling, *datastore(target)]
         self._combine([*free, *([trained] if trained else [])])
 
 

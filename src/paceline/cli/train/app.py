@@ -19,6 +19,7 @@ from typer import Option
 from paceline.cli.console import harmless, print_json
 from paceline.cli.options import MethodOptions, ModelOptions, grouped
 from paceline.cli.train import early_exit as train_early_exit
+from paceline.cli.train import guide as train_guide
 from paceline.cli.train import heads as train_heads
 from paceline.cli.train import prompts as train_prompts
 from paceline.cli.train import stop_predictor as train_stop_predictor
@@ -38,6 +39,7 @@ app.command("early-exit")(train_early_exit.early_exit)
 app.command("medusa")(train_heads.medusa)
 app.command("eagle")(train_heads.eagle)
 app.command("eagle3")(train_heads.eagle3)
+app.command("guide")(train_guide.guide)
 app.command("stop-predictor")(train_stop_predictor.stop_predictor)
 app.command("prompts")(train_prompts.prompts)
 

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.drafters.trigram.lookup import TrigramLookup
+from paceline.drafters.trigram.guide import Guide
+from paceline.drafters.trigram.lookup import Memory, TrigramLookup
 from paceline.drafters.trigram.matrix import FILE, ORDERS, Matrix, load_matrix, matrix_folder, no_matrix, token_bits
 from paceline.drafters.trigram.structures import BY_LEVEL, BY_PATH, BY_VALUE, BY_VISITS, Plan, Rule
+from paceline.drafting.base import Row
+from paceline.drafting.budget import AUTO
+from paceline.drafting.heads import with_blocks
+from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import LookupDrafter, max_candidates
-from paceline.errors import ModelError, require
+from paceline.errors import ModelError, OptionError, PacelineError, require
 from paceline.files import at_home
 from paceline.targets.native.build import built
-from paceline.targets.target import Target
+from paceline.targets.target import PassOutput, Target
+
+if TYPE_CHECKING:
+    from paceline.drafters.trigram.structures import Guidance
 
 SHIPPED = Path(__file__).parents[2] / "data" / "trigram"  # a folder for each matrix that comes with paceline
 SEARCHES = {"greedy": BY_PATH, "topk": BY_LEVEL, "mcts": BY_VISITS}
 ADAPT = ("prompt", "output", "none")
+NONE = "none"
 
 log = logging.getLogger("paceline")
 
@@ -40,6 +50,9 @@ class Trigram(LookupDrafter):
             unvisited children first, expansion goes on from the last child, a path's reward is the sum of its
             probabilities. Contexts never seen in full have no successors. Each round Algorithm 2 adds `increment` to
             every n-gram of the last `window` tokens, up to `max_prob` (the paper gives no values).
+        guide: folder of a trained guide, which chooses among the candidates for the next token by the target's hidden
+            state (see `trigram.guide`); "auto": the one trained last for this model, or else an installed one, where
+            the native tier's library can be used; "none": n-grams alone.
         shared: half-life in tokens of a layer of n-grams that all requests learn and draft from; 0 for none. With it,
             the speed of one request tells about the output of others.
         seed: of MCTS's simulations.
@@ -69,6 +82,7 @@ class Trigram(LookupDrafter):
         increment: float = 0.3,
         max_prob: float = 1.0,
         window: int = 64,
+        guide: str | Guide = NONE,
         shared: float = 0.0,
         seed: int = 0,
     ) -> None:
@@ -83,6 +97,7 @@ class Trigram(LookupDrafter):
         require(0 < increment <= 1, f"trigram: increment must be above 0 and at most 1, not {increment}")
         require(0 < max_prob <= 1, f"trigram: max-prob must be above 0 and at most 1, not {max_prob}")
         require(shared >= 0, f"trigram: shared must be >= 0 tokens, not {shared}")
+        require(not literal or guide == NONE, "trigram: the paper's form has no guide; leave out guide or literal")
         require(not (literal and shared), "trigram: the paper's form has no shared layer; leave out shared or literal")
 
         found = find_matrix(target, matrix) or no_matrix(order or 3, target.vocab_size)
@@ -93,10 +108,45 @@ class Trigram(LookupDrafter):
         self.plan = Plan(turns, c1, c2, depth, candidates, nodes, 0.0, ranked, literal)
         rule = Rule(order, token_bits(found.vocab), literal, increment, max_prob, 1.0)
         native = target.tier == "native" or built()
+        guidance = self._guidance(target, guide, native)
         lookup = TrigramLookup(
-            found, rule, self.plan, adapt=adapt, window=window, shared=shared, seed=seed, native=native
+            found,
+            rule,
+            self.plan,
+            adapt=adapt,
+            window=window,
+            shared=shared,
+            seed=seed,
+            native=native,
+            guide=guidance,
         )
         super().__init__(target, budget, lookup)
+        self.taps = (target.num_layers,) if guidance else ()
+
+    def _guidance(self, target: Target, guide: str | Guide, native: bool) -> Guidance | None:
+        if guide == NONE or (guide == AUTO and not native):
+            return None
+        require(native, "trigram: a guide runs in the native tier's library, which cannot be built here")
+        try:
+            made, self.folder = Guide.take(guide, with_blocks(target, Guide.kind))
+        except PacelineError as error:
+            if guide != AUTO:
+                raise
+            log.log(logging.INFO if isinstance(error, OptionError) else logging.WARNING, "trigram: %s", error)
+            return None
+        from paceline.drafters.trigram.guided import LibraryGuide
+
+        return LibraryGuide(made, target)
+
+    @property
+    def kept_taps(self) -> tuple[int, ...]:
+        """None: the last token's is all that it looks at."""
+        return ()
+
+    def learn(self, row: Row, memory: Memory, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+        super().learn(row, memory, tree, path, out)
+        if self.taps:
+            memory.hidden = out.taps[self.taps[0]][path[-1]]
 
     def max_nodes(self, depth: int) -> int:
         return min(self.plan.nodes, self.plan.candidates * min(depth, self.plan.depth))

@@ -10,10 +10,13 @@ from paceline.drafters.trigram import counts
 from paceline.drafters.trigram.counts import rebuild
 from paceline.drafters.trigram.many import follow_all
 from paceline.drafters.trigram.search import grow
-from paceline.drafters.trigram.structures import Ngrams, Plan, Rule, SearchArena, TextCounts
+from paceline.drafters.trigram.structures import Guidance, Ngrams, Plan, Rule, SearchArena, TextCounts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from jaxtyping import Float
+    from torch import Tensor
 
     from paceline.drafters.trigram.matrix import Table
 
@@ -31,6 +34,7 @@ class NumbaSearcher(NamedTuple):
     rule: Rule
     plan: Plan
     arena: SearchArena
+    guide: Guidance | None = None
 
     def grow(
         self,
@@ -41,6 +45,7 @@ class NumbaSearcher(NamedTuple):
         depth: int,
         nodes: int,
         min_score: float,
+        hidden: Float[Tensor, " hidden"] | None = None,
     ) -> int:
         rule = self.rule._replace(shared_scale=shared.scale)
         plan = self.plan._replace(depth=depth, nodes=nodes, min_score=min_score)

@@ -7,9 +7,10 @@ from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Integer
+from torch import Tensor
 
 from paceline.drafters.trigram.matrix import Table
-from paceline.drafters.trigram.structures import Counts, Plan, Rule, SearchArena, TextCounts
+from paceline.drafters.trigram.structures import Counts, Guidance, Plan, Rule, SearchArena, TextCounts
 
 
 class Searcher(Protocol):
@@ -24,8 +25,13 @@ class Searcher(Protocol):
         depth: int,
         nodes: int,
         min_score: float,
+        hidden: Float[Tensor, " hidden"] | None = None,
     ) -> int:
-        """A draft, into the arena; `depth`, `nodes` and `min_score` take the place of the plan's."""
+        """A draft, into the arena; `depth`, `nodes` and `min_score` take the place of the plan's.
+
+        Args:
+            hidden: the target's hidden state that the last token was told by: what a guide reads.
+        """
         ...
 
 
@@ -38,7 +44,9 @@ class Kernels(Protocol):
 
     def rebuild(self, old: Counts, new: Counts, factor: float, least: float) -> None: ...
 
-    def searcher(self, tables: tuple[Table, ...], rule: Rule, plan: Plan, arena: SearchArena) -> Searcher: ...
+    def searcher(
+        self, tables: tuple[Table, ...], rule: Rule, plan: Plan, arena: SearchArena, guide: Guidance | None = None
+    ) -> Searcher: ...  # numba's do without a guide
 
     def follow_all(
         self,

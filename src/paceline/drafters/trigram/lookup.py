@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,12 @@ from paceline.drafters.trigram.matrix import Matrix
 from paceline.drafters.trigram.overlay import Overlay, places
 from paceline.drafters.trigram.structures import Plan, Rule, new_arena
 from paceline.drafting.lookup import Candidates, DraftSource, chain
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from paceline.drafters.trigram.structures import Guidance
 
 log = logging.getLogger("paceline")
 
@@ -23,6 +30,7 @@ class Memory:
     def __init__(self, overlay: Overlay, seed: int, skip: int) -> None:
         self.overlay, self.random = overlay, np.array([seed % 2**64], np.uint64)
         self.skip = skip  # leading tokens that are not learned from
+        self.hidden: Float[Tensor, " hidden"] | None = None  # of the target, that the last token was told by
         self.seen = skip  # tokens that were, and those
 
 
@@ -34,6 +42,7 @@ class TrigramLookup(DraftSource):
         rule: how they and the text's own are read.
         plan: what to search for.
         native: search in the native tier's library, which must be there, instead of by numba.
+        guide: says there which of the first tokens to expect, once a text's `Memory.hidden` is known.
     """
 
     source = "trigram"
@@ -49,6 +58,7 @@ class TrigramLookup(DraftSource):
         shared: float,
         seed: int,
         native: bool = False,
+        guide: Guidance | None = None,
     ) -> None:
         self._compiled = kernels(native)
         self.tables, self.rule, self.plan = matrix.tables[matrix.order - rule.order :], rule, plan
@@ -56,7 +66,7 @@ class TrigramLookup(DraftSource):
         self.shares, self.adapt, self.window, self.seed = shared > 0, adapt, window, seed
         self.learns_at_once = self.shares or rule.literal  # each round; else when a draft is asked for
         self.arena = new_arena(rule.order, plan.iterations, plan.nodes)
-        self._searcher = self._compiled.searcher(self.tables, rule, plan, self.arena)
+        self._searcher = self._compiled.searcher(self.tables, rule, plan, self.arena, guide)
         self.chains = False
         if not native:
             self._compile()
@@ -76,8 +86,10 @@ class TrigramLookup(DraftSource):
         if self.chains:
             return self.propose_all([ids], [memory], depth, most)[0]
         self._catch_up(ids, memory)
-        limits = min(depth, self.plan.depth), min(most, self.plan.nodes), min_score
-        drawn = self._searcher.grow(memory.overlay, self.shared, self._tail(ids), memory.random, *limits)
+        hidden = None if memory.hidden is None else memory.hidden.float().cpu().contiguous()
+        place = self._tail(ids), memory.random
+        depth, most = min(depth, self.plan.depth), min(most, self.plan.nodes)
+        drawn = self._searcher.grow(memory.overlay, self.shared, *place, depth, most, min_score, hidden)
         tokens, parents = self.arena.drawn[:, :drawn].tolist()
         return Candidates(tokens, parents, self.arena.scores[:drawn].tolist(), [self.source] * drawn)
 

@@ -17,7 +17,9 @@ from paceline.targets.native.build import library
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.drafters.trigram.structures import Counts, Plan, Rule, SearchArena, TextCounts
+    from torch import Tensor
+
+    from paceline.drafters.trigram.structures import Counts, Guidance, Plan, Rule, SearchArena, TextCounts
 
 
 class CCounts(ctypes.Structure):
@@ -79,9 +81,12 @@ def rebuild(old: Counts, new: Counts, factor: float, least: float) -> None:
 class LibrarySearcher:
     """See `kernels.Searcher`."""
 
-    def __init__(self, tables: tuple[Table, ...], rule: Rule, plan: Plan, arena: SearchArena) -> None:
+    def __init__(
+        self, tables: tuple[Table, ...], rule: Rule, plan: Plan, arena: SearchArena, guide: Guidance | None = None
+    ) -> None:
         self._keep = tables, arena  # the structures point into them
-        self._ngrams, self._plan = _ngrams(tables, (), (), rule), CPlan(**plan._asdict())
+        self._guide = guide
+        self._ngrams, self._plan = ngrams_of(tables, (), (), rule), CPlan(**plan._asdict())
         arrays = (arena.nodes, arena.heap, arena.context, *arena.drawn, arena.scores)
         self._arena = CArena(*(each.ctypes.data for each in arrays))
         self._tail = (c_int64 * (rule.order - 1))()
@@ -97,12 +102,14 @@ class LibrarySearcher:
         depth: int,
         nodes: int,
         min_score: float,
+        hidden: Float[Tensor, " hidden"] | None = None,
     ) -> int:
         ngrams, plan = self._ngrams, self._plan
         ngrams.own, ngrams.shared, ngrams.rule.shared_scale = CCounts(*own.place), CCounts(*shared.place), shared.scale
         plan.depth, plan.nodes, plan.min_score = depth, nodes, min_score
         self._tail[:] = [*tail]
-        grown: int = self._call(*self._fixed, random.ctypes.data)
+        guided = (byref(self._guide.c), hidden.data_ptr()) if self._guide and hidden is not None else (None, None)
+        grown: int = self._call(*self._fixed, random.ctypes.data, *guided)
         return grown
 
 
@@ -119,13 +126,13 @@ def follow_all(
     scores: Float[np.ndarray, "texts depth"],
     sizes: Integer[np.ndarray, " texts"],
 ) -> None:
-    read = _ngrams(tables, (), place_of(shared), rule)
+    read = ngrams_of(tables, (), place_of(shared), rule)
     outputs = (each.ctypes.data for each in (tokens, scores, sizes))
     call = library().paceline_ngrams_follow
     call(byref(read), counts.ctypes.data, contexts.ctypes.data, *tokens.shape, *outputs)
 
 
-def _ngrams(tables: tuple[Table, ...], own: tuple[int, ...], shared: tuple[int, ...], rule: Rule) -> CNgrams:
+def ngrams_of(tables: tuple[Table, ...], own: tuple[int, ...], shared: tuple[int, ...], rule: Rule) -> CNgrams:
     """Points into the arrays, which must stay alive."""
     return CNgrams(
         (CTable * len(tables))(*map(_table, tables)),

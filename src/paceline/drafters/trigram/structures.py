@@ -5,6 +5,7 @@ The structures of `targets/native/ngrams.h` and `search.cpp` mirror these.
 
 from __future__ import annotations
 
+import ctypes
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -68,6 +69,13 @@ class TextCounts(Protocol):
 
     @property
     def scale(self) -> float: ...
+
+
+class Guidance(Protocol):
+    """A trained guide where compiled code reads it: see `trigram.guided`."""
+
+    @property
+    def c(self) -> ctypes.Structure: ...
 
 
 # -- how they are read -------------------------------------------------------------------------------------------------

@@ -20,14 +20,14 @@ Stage = Callable[[str, int], Callable[[int], object]]
 SOURCES = Path(__file__).parent
 # Compiled for every instruction set, those that take longest last; and once for any machine.
 KERNELS = (
-    *("roofline.cpp", "pass.cpp", "experts.cpp", "rows.cpp", "likeliest.cpp"),
+    *("roofline.cpp", "pass.cpp", "experts.cpp", "rows.cpp", "likeliest.cpp", "guide.cpp"),
     *("gemm.cpp", "attention.cpp", "amx.cpp", "amx_blocks.cpp", "bfloat16.cpp"),
     *("formats.cpp", "formats_k.cpp", "int8.cpp", "int8_k.cpp"),
 )
 COMMON = ("library.cpp", "span.cpp", "ngrams.cpp", "search.cpp")
 HEADERS = (
     *("native.h", "span.h", "kernels.h", "vectors.h", "team.h", "attention.h", "activations.h", "bfloat16.h"),
-    *("formats.h", "kernel.h", "tiles.h", "storage.h", "storage_k.h", "digits.h", "ngrams.h"),
+    *("formats.h", "kernel.h", "tiles.h", "storage.h", "storage_k.h", "digits.h", "ngrams.h", "guide.h"),
     *("amx.h", "amx_tiles.h", "int8.h", "int8_kernel.h"),
 )
 # No contraction: a product and a sum are fused where the source says so and nowhere else (see native.h).

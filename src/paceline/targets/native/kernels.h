@@ -1,7 +1,7 @@
 // What the sources of one instruction set share: its namespace, and the steps a pass is made of.
 #pragma once
 
-#include "native.h"
+#include "guide.h"
 #include "team.h"
 
 namespace paceline::PACELINE_ISA {
@@ -61,6 +61,9 @@ size_t packed_bytes(const Matrix& w);
 // Floats or GGUF blocks; returns whether all of the row's are `near`.
 bool pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);
 void unpack_row(const Matrix& w, int output, float* to);
+
+// guide.cpp: what may follow `token`, of which a hidden state told, gets other probabilities.
+void guide(const Guide& guide, const float* hidden, int64_t token, Successors& found);
 
 double multiply_add(int64_t turns, int32_t input_kind);  // independent products and sums; how many operations
 float read(const float* from, size_t count);       // streams through memory

@@ -101,8 +101,6 @@ const Isa* fastest() {
 
 std::atomic<const Isa*> chosen = fastest();
 
-const Kernels& kernels() { return *chosen.load(std::memory_order_relaxed)->kernels; }
-
 bool are_outputs(const Matrix& w, const int64_t* outputs, int64_t count) {
     return std::all_of(outputs, outputs + count, [&](int64_t at) { return 0 <= at && at < w.outputs; });
 }
@@ -134,6 +132,8 @@ double seconds(int threads, Run run) {  // for all of them together
 }
 
 }  // namespace
+
+const Kernels& kernels() { return *chosen.load(std::memory_order_relaxed)->kernels; }
 
 const bool has_bfloat16_dots = bfloat16_dots_run_here(), has_byte_dots = byte_dots_run_here();
 std::atomic<bool> use_tiles = find(TILES) != nullptr;

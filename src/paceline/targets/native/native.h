@@ -153,6 +153,9 @@ struct Pass : Call {  // with all that the kernels need
     float* workspace;            // workspace_floats(...) floats, 64-byte aligned
 };
 
+struct Guide;       // guide.h
+struct Successors;  // ngrams.h
+
 struct Kernels {  // of one instruction set; see library.cpp for what each does
     size_t (*packed_bytes)(const Matrix& w);
     bool (*pack_row)(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);
@@ -164,7 +167,10 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
     float (*panel_length)(const Matrix& w, int panel);
     double (*multiply_add)(int64_t turns, int32_t input_kind);
     float (*read)(const float* from, size_t count);
+    void (*guide)(const Guide& guide, const float* hidden, int64_t token, Successors& found);
 };
+
+const Kernels& kernels();  // of the chosen instruction set
 
 extern const bool has_bfloat16_dots;  // the processor has AVX-512's products of bfloat16, two to a lane, and fast ones
 extern const bool has_byte_dots;      // and its products of bytes, four to a lane

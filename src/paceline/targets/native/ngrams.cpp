@@ -2,6 +2,7 @@
 #include "ngrams.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace paceline {
 namespace {
@@ -27,7 +28,7 @@ Slot& find(const Counts& counts, uint64_t hashed) {  // that of a context, or th
 }
 
 void increment(const Counts& counts, uint64_t hashed, int64_t token, double weight) {
-    Entry* entries = counts.entries;
+    Counted* entries = counts.entries;
     Slot& context = find(counts, hashed);
     if (context.hash == 0) {
         context.hash = hashed;
@@ -62,28 +63,31 @@ int place_of(const Successors& found, int known, int64_t token) {
     return found.size < MOST_SUCCESSORS ? found.size : -1;
 }
 
-// Give `p` to `token`, which may be among the first `known` already.
-void add(Successors& found, int known, int64_t token, double p) {
+// Give `p` to `token`, which may be among the first `known` already; of it, `own` comes from the text's own counts.
+void add(Successors& found, int known, int64_t token, double p, double own = 0) {
     const int place = place_of(found, known, token);
     if (place == found.size) {
         found.tokens[place] = token;
         found.probs[place] = p;
+        found.own[place] = own;
         found.size++;
     } else if (place >= 0) {
         found.probs[place] += p;
+        found.own[place] += own;
     }
 }
 
 // Returns what it leaves over of the probability `left`.
-double from_counts(const Counts& counts, double scale, uint64_t hashed, double left, Successors& found) {
+double from_counts(const Counts& counts, double scale, uint64_t hashed, double left, Successors& found, bool own) {
     const Slot& counted = find(counts, hashed);
     if (counted.hash != hashed) return left;
     const double novel = counted.kinds, total = scale * counted.total + novel;
     const int known = found.size;
     int entry = counted.first;
     for (int walked = 0; entry >= 0 && walked < MOST_SUCCESSORS; walked++) {
-        const Entry& next = counts.entries[entry];
-        add(found, known, next.token, left * scale * next.count / total);
+        const Counted& next = counts.entries[entry];
+        const double p = left * scale * next.count / total;
+        add(found, known, next.token, p, own ? p : 0);
         entry = next.next;
     }
     return left * novel / total;
@@ -132,12 +136,12 @@ void find_literally(const Ngrams& ngrams, const int64_t* end, Successors& found)
     const Slot& counted = find(ngrams.own, hashed);
     const int known = found.size;
     for (int entry = counted.hash == hashed ? counted.first : -1; entry >= 0; entry = ngrams.own.entries[entry].next) {
-        const Entry& next = ngrams.own.entries[entry];
+        const Counted& next = ngrams.own.entries[entry];
         const int place = place_of(found, known, next.token);
         if (place < 0) continue;
         if (place == found.size) {
             found.tokens[place] = next.token;
-            found.probs[place] = 0;
+            found.probs[place] = found.own[place] = 0;
             found.size++;
         }
         found.probs[place] = std::min(found.probs[place] + rule.increment * next.count, rule.max_prob);
@@ -161,8 +165,8 @@ void find_successors(const Ngrams& ngrams, const int64_t* context, Successors& f
     double left = 1;
     for (int order = rule.order; order > 1; order--) {
         const uint64_t hashed = hash(end, order);
-        left = from_counts(ngrams.own, 1, hashed, left, found);
-        left = from_counts(ngrams.shared, rule.shared_scale, hashed, left, found);
+        left = from_counts(ngrams.own, 1, hashed, left, found, true);
+        left = from_counts(ngrams.shared, rule.shared_scale, hashed, left, found, false);
         const Table& table = ngrams.tables[rule.order - order];
         const Range range = find(table, end, order, rule.bits);
         const int known = found.size;
@@ -192,6 +196,28 @@ void paceline_ngrams_learn(const Counts* counts, const int64_t* ids, int64_t siz
         for (int n = 2; n <= longest && n <= end + 1; n++) {
             hashed = step(hashed, ids[end - n + 1]);
             if (n >= shortest) increment(*counts, hashed, ids[end], weight);
+        }
+    }
+}
+
+// Of each of the places from .. size-1 what may follow, as a text's drafts see it there: tokens, probabilities and
+// what its own counts give to them [size - from, MOST_SUCCESSORS]; tokens are -1 behind the last. The counts, which know
+// ids[0 .. from-1] and have room, learn the rest.
+void paceline_ngrams_follow_up(const Ngrams* ngrams, const int64_t* ids, int64_t size, int64_t from, int shortest,
+                               int32_t* tokens, float* probs, float* own) {
+    const int width = ngrams->rule.order - 1;
+    std::vector<int64_t> context(width);
+    Successors found;
+    for (int64_t end = from; end < size; end++) {
+        paceline_ngrams_learn(&ngrams->own, ids, end + 1, end, shortest, ngrams->rule.order, 1);
+        for (int back = 0; back < width; back++) context[width - 1 - back] = end >= back ? ids[end - back] : -1;
+        find_successors(*ngrams, context.data(), found);
+        const int64_t row = (end - from) * MOST_SUCCESSORS;
+        for (int place = 0; place < MOST_SUCCESSORS; place++) {
+            const bool there = place < found.size;
+            tokens[row + place] = there ? (int32_t)found.tokens[place] : -1;
+            probs[row + place] = there ? (float)found.probs[place] : 0;
+            own[row + place] = there ? (float)found.own[place] : 0;
         }
     }
 }

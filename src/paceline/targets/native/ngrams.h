@@ -18,7 +18,7 @@ struct Slot {  // of a context, in an open-addressing table
     int32_t first;  // the successor seen last, an entry
 };
 
-struct Entry {
+struct Counted {
     int32_t token;
     float count;
     int32_t next;  // the successor seen before this one, or -1
@@ -26,7 +26,7 @@ struct Entry {
 
 struct Counts {
     Slot* slots;
-    Entry* entries;
+    Counted* entries;
     int64_t* used;  // contexts and entries
     int64_t slot_count, room;
 };
@@ -57,6 +57,7 @@ struct Successors {
     int size;
     int64_t tokens[MOST_SUCCESSORS];
     double probs[MOST_SUCCESSORS];
+    double own[MOST_SUCCESSORS];  // of these, what the text's own counts gave
 };
 
 // What may follow the last n - 1 tokens, -1 where there are fewer.

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ngrams.h"
+#include "guide.h"
 
 namespace paceline {
 namespace {
@@ -75,13 +75,16 @@ struct Search {
     const Plan& plan;
     const Arena& arena;
     const int64_t* tail;  // the text's last n - 1 tokens
+    const Guide* guide;   // null: what follows these is told by n-grams alone
+    const float* hidden;  // the target's state that the last token was told by
     Node* nodes;
     int width;  // n - 1
     int used = 1;
     Successors found;
 
-    Search(const Ngrams& ngrams, const Plan& plan, const Arena& arena, const int64_t* tail)
-        : ngrams(ngrams), plan(plan), arena(arena), tail(tail), nodes(arena.nodes), width(ngrams.rule.order - 1) {
+    Search(const Ngrams& ngrams, const Plan& plan, const Arena& arena, const int64_t* tail, const Guide* guide,
+           const float* hidden)
+        : ngrams(ngrams), plan(plan), arena(arena), tail(tail), guide(guide), hidden(hidden), nodes(arena.nodes), width(ngrams.rule.order - 1) {
         nodes[0] = {nodes[0].token, -1, 0, nodes[0].first, -1, nodes[0].prior, 1, 0, 0, 0, 0};
     }
 
@@ -97,6 +100,7 @@ struct Search {
     void expand(int node) {
         load_context(node);
         find_successors(ngrams, arena.context, found);
+        if (guide && node == 0) kernels().guide(*guide, hidden, tail[width - 1], found);
         Node& parent = nodes[node];
         parent.first = used;
         parent.width = found.size;
@@ -209,10 +213,13 @@ using namespace paceline;
 #pragma GCC visibility push(default)
 extern "C" {
 
-// A draft behind the last n - 1 tokens, into the arena; returns how many nodes it has.
+size_t paceline_guide_floats(int hidden, int rank, int inner) { return guide_floats(hidden, rank, inner); }
+
+// A draft behind the last n - 1 tokens, into the arena; returns how many nodes it has. With a guide, and the hidden state
+// that the last of them was told by, it says which of the first tokens to expect.
 int paceline_ngrams_grow(const Ngrams* ngrams, const Plan* plan, const Arena* arena, const int64_t* tail,
-                         uint64_t* random) {
-    Search search(*ngrams, *plan, *arena, tail);
+                         uint64_t* random, const Guide* guide, const float* hidden) {
+    Search search(*ngrams, *plan, *arena, tail, guide, hidden);
     for (int turn = 0; turn < plan->iterations; turn++) search.iterate(*random);
     return search.draw();
 }

@@ -1,0 +1,176 @@
+"""The guide: the library computes what the module does, and text never depends on it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
+
+import paceline
+from drafters.ngrams import discounted
+from paceline.drafters.auto import Auto
+from paceline.drafters.trigram.drafter import Trigram
+from paceline.drafters.trigram.guide import Guide
+from paceline.drafters.trigram.lookup import TrigramLookup
+from paceline.drafters.trigram.matrix import token_bits
+from paceline.drafters.trigram.structures import WIDTH, Plan, Rule
+from paceline.drafting.output_rows import output_rows
+from paceline.errors import CheckpointError, CheckpointMismatch, OptionError
+from paceline.targets import make_target
+from paceline.targets.native import available
+from paceline.targets.target import as_target
+from tiny import small_llama
+
+pytestmark = pytest.mark.skipif(not available(), reason="needs a C++ compiler with OpenMP")
+
+
+def llama(seed: int = 0, **config: object) -> LlamaForCausalLM:
+    return small_llama(seed, **config).float()
+
+
+PROMPT = [5, 9, 2, 5, 9, 2, 5, 9]
+
+
+def drawn_guide(model: torch.nn.Module, **sizes: int) -> Guide:
+    """One that says something of every candidate."""
+    guide = Guide.from_target(model, **{"rank": 32, "inner": 32, **sizes})
+    drawn = torch.Generator().manual_seed(1)
+    for part in (guide.ask, guide.weigh):
+        part.weight.data = 0.3 * torch.randn(part.weight.shape, generator=drawn)
+    return guide
+
+
+class TestLibrary:
+    @pytest.mark.parametrize("tier", ["reference", "torch", "native"])
+    @pytest.mark.parametrize("tied", [True, False])
+    @pytest.mark.parametrize("size", [64, 40])  # whole blocks or not
+    def test_it_computes_what_the_module_does(self, tier: str, tied: bool, size: int) -> None:
+        model = llama(hidden_size=size, tie_word_embeddings=tied)
+        guide = drawn_guide(model, rank=64)
+        target = make_target(model, tier=tier)
+        plain, guided = (Trigram(target, guide=which, budget=WIDTH, candidates=WIDTH) for which in ("none", guide))
+        before, memory = plain.lookup.begin(PROMPT), guided.lookup.begin(PROMPT)
+        alone = plain.lookup.propose(PROMPT, before, 1, WIDTH)
+        assert guided.lookup.propose(PROMPT, memory, 1, WIDTH) == alone  # while no state is known
+        memory.hidden = torch.randn(size, generator=torch.Generator().manual_seed(2))
+        found = guided.lookup.propose(PROMPT, memory, 1, WIDTH)
+        assert set(found.tokens) == set(alone.tokens)
+        candidates, probs = torch.tensor([alone.tokens]), torch.tensor([alone.scores])
+        matrix = output_rows(target, None)
+        guide.know(guide.embedding, matrix)
+        logits = guide(memory.hidden[None], torch.tensor(PROMPT[-1:]), candidates, probs, probs)  # all are its own
+        wanted = dict(zip(alone.tokens, logits.softmax(-1)[0, :-1].tolist(), strict=True))
+        assert dict(zip(found.tokens, found.scores, strict=True)) == pytest.approx(wanted, abs=0.02)
+        assert found.scores == sorted(found.scores, reverse=True)
+
+    def test_only_the_first_tokens_are_guided(self) -> None:
+        model = llama()
+        guide = drawn_guide(model)
+        guided = Trigram(make_target(model, tier="native"), guide=guide, budget=WIDTH, candidates=WIDTH)
+        memory = guided.lookup.begin(PROMPT)
+        alone = guided.lookup.propose(PROMPT, memory, 3, WIDTH)
+        memory.hidden = torch.randn(guided.target.config.hidden_size)
+        found = guided.lookup.propose(PROMPT, memory, 3, WIDTH)
+
+        def shares(candidates: paceline.drafting.lookup.Candidates) -> dict[tuple[int, ...], float]:
+            scores = [1.0, *candidates.scores]
+            paths = {tuple(candidates.tokens[at - 1] for at in candidates.path(n)): n for n in range(1, len(scores))}
+            return {path: scores[n] / scores[candidates.parents[n - 1]] for path, n in paths.items() if len(path) > 1}
+
+        assert shares(found) == pytest.approx(shares(alone), rel=1e-5)
+
+
+small = st.integers(0, 11)
+
+
+@given(ids=st.lists(small, min_size=2, max_size=60), corpus=st.lists(small, min_size=1, max_size=60), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_what_it_learns_from_is_what_drafts_see(ids: list[int], corpus: list[int], data: st.DataObject) -> None:
+    from paceline.drafters.trigram.guided import follow_up
+
+    first = data.draw(st.integers(0, len(ids) - 1))
+    matrix = discounted([corpus], 3, 12)
+    rule = Rule(3, token_bits(12), False, 0.0, 1.0, 1.0)
+    plan = Plan(0, 1.0, 1.0, 8, WIDTH, WIDTH, 0.0, 0, False)
+    lookup = TrigramLookup(matrix, rule, plan, adapt="prompt", window=1, shared=0.0, seed=0, native=True)
+    tokens, probs, own = follow_up(matrix, rule, ids, first)
+    memory = lookup.begin(ids[: first + 1])
+    for at in range(first, len(ids)):
+        found = lookup.propose(ids[: at + 1], memory, 1, WIDTH)
+        told = {int(t): float(p) for t, p in zip(tokens[at - first], probs[at - first], strict=True) if t >= 0}
+        assert dict(zip(found.tokens, found.scores, strict=True)) == pytest.approx(told)
+    assert (own <= probs * (1 + 1e-6)).all()
+
+
+class TestText:
+    @pytest.mark.parametrize("tier", ["torch", "native"])
+    @pytest.mark.parametrize("batch", [1, 3])
+    def test_greedy_text_is_that_without(self, tier: str, batch: int) -> None:
+        model = llama()
+        guide = drawn_guide(model)
+
+        def drafter(target: paceline.Target) -> Trigram:
+            return Trigram(target, guide=guide, matrix="none")
+
+        prompts = [PROMPT, [1], [7, 3, 7, 3, 7, 3, 7]][:batch]
+        plain, guided = (
+            paceline.load(llama(), tier=tier, drafter=which, policy="fixed:k=6").generate(prompts, max_new_tokens=40)
+            for which in ("none", drafter)
+        )
+        assert [one.tokens for one in guided] == [one.tokens for one in plain]
+        assert sum(one.stats.drafted for one in guided) > 0
+
+    def test_a_seeds_own_sample_is_that_without(self) -> None:
+        guide = drawn_guide(llama())
+        samples = [
+            paceline.load(llama(), drafter=which, verifier="match", tier="native").generate(
+                PROMPT, max_new_tokens=40, temperature=0.8, seed=3
+            )
+            for which in ("none", lambda target: Trigram(target, guide=guide, matrix="none", budget=8))
+        ]
+        assert samples[0].tokens == samples[1].tokens
+
+
+class TestFiles:
+    def test_it_comes_back(self, tmp_path: Path) -> None:
+        guide = drawn_guide(llama())
+        guide.save(tmp_path, torch.float16)
+        loaded = Guide.load(tmp_path, as_target(llama()))
+        torch.testing.assert_close(loaded.ask.weight, guide.ask.weight, atol=1e-3, rtol=1e-3)
+
+    def test_of_another_model(self, tmp_path: Path) -> None:
+        drawn_guide(llama()).save(tmp_path)
+        for other in (llama(hidden_size=64), llama(seed=5)):
+            with pytest.raises(CheckpointMismatch):
+                Trigram(make_target(other), guide=str(tmp_path))
+
+    def test_damaged(self, tmp_path: Path) -> None:
+        drawn_guide(llama()).save(tmp_path)
+        (tmp_path / "guide.safetensors").write_bytes(b"no tensors")
+        with pytest.raises(CheckpointError, match="damaged"):
+            Trigram(make_target(llama()), guide=str(tmp_path))
+
+    def test_none_is_found_or_needed(self, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+        target = make_target(llama())
+        with caplog.at_level(logging.WARNING, "paceline"):
+            assert Trigram(target, guide="auto").taps == Auto(target).taps == ()
+        assert not caplog.records
+        with pytest.raises(OptionError, match="leave out guide"):
+            Trigram(target, guide="auto", literal=True)
+
+    def test_auto_takes_the_users_own(self, cache_dir: Path) -> None:
+        target = make_target(llama())
+        guide = drawn_guide(llama())
+        guide.save(guide.stored_path(target))
+        assert Auto(target).taps == (target.num_layers,)
+        assert Auto(target, guide="none").taps == ()
+
+    @pytest.mark.parametrize("sizes", [{"rank": 8}, {"inner": 40}])
+    def test_sizes_are_whole_blocks(self, sizes: dict[str, int]) -> None:
+        with pytest.raises(OptionError, match="multiple of 32"):
+            Guide.from_target(llama(), **sizes)
