@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -10,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.drafting.heads import HeadConfig, TrainedHead, with_blocks
+from paceline.drafting.heads import HeadConfig, TrainedHead, config_name, with_blocks
 from paceline.errors import require
 from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
@@ -19,6 +21,7 @@ from paceline.targets.target import Target, as_target
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+SHIPPED = Path(__file__).parents[2] / "data" / "guide"  # a folder for each guide that comes with paceline
 BLOCK = 32  # of numbers that its matrices are stored in, see the native tier
 EPSILON = 1e-5  # of norms
 LEAST = 1e-4  # of a probability whose logarithm is taken
@@ -123,6 +126,11 @@ class Guide(TrainedHead):
         rank = leading.shape[1]  # a state may be smaller
         self.enter.weight[:rank] = leading.T @ linear
         self.ask.weight[:, :rank] = SHARE * leading
+
+    @classmethod
+    def _folders(cls, target: Target) -> Iterator[Path]:
+        yield from super()._folders(target)
+        yield from (path.parent for path in sorted(SHIPPED.glob(f"*/{config_name(cls.kind)}")))
 
     def know(self, embedding: Float[Tensor, "all hidden"], output: Float[Tensor, "all hidden"]) -> None:
         """Take the target's matrices, which the guide shares."""

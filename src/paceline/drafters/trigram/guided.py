@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, Int8, Integer
 from torch import Tensor, nn
-from torch.nn import functional
 
 from paceline.drafters.trigram.kernels import kernels
 from paceline.drafters.trigram.native import ngrams_of
@@ -68,9 +67,6 @@ class LibraryGuide:
         read = (*(matrix.c for matrix in matrices), *(part.data_ptr() for part in weigh))
         self.c = CGuide(*addresses, len(outputs), *read, *sizes, outputs.shape[1], workspace.data_ptr())
 
-    def __getstate__(self) -> None:
-        raise TypeError("a guide in the library points into this process's memory")
-
 
 def _embedded(target: Target, ids: Int[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
     return target.embed(Span(ids[None], np.zeros(1, np.int64)))[0]
@@ -84,10 +80,9 @@ def _in_bytes(
     found = Arena().take(target.vocab_size * stride).view(torch.int8).view(target.vocab_size, stride)
     units = torch.empty(target.vocab_size)
     for ids in torch.arange(target.vocab_size, device=target.device).split(SOME):
-        some = rows(ids).float().cpu()
-        unit = some.abs().amax(1).clamp(min=1e-30) / 127
-        found[ids[0] : ids[-1] + 1] = functional.pad((some / unit[:, None]).round(), (0, stride - some.shape[1]))
-        units[ids[0] : ids[-1] + 1] = unit
+        some, first = rows(ids).float().cpu().contiguous(), int(ids[0])
+        places = found[first].data_ptr(), units[first:].data_ptr()
+        library().paceline_guide_rows(some.data_ptr(), *some.shape, stride, *places)
     return found, units
 
 

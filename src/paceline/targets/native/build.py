@@ -210,6 +210,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("paceline_ngrams_learn", None, pointer, pointer, long, long, integer, integer, double),
         ("paceline_ngrams_rebuild", None, pointer, pointer, double, double),
         ("paceline_guide_floats", ctypes.c_size_t, integer, integer, integer),
+        ("paceline_guide_rows", None, pointer, long, integer, integer, pointer, pointer),
         ("paceline_ngrams_grow", integer, pointer, pointer, pointer, pointer, pointer, pointer, pointer),
         ("paceline_ngrams_follow_up", None, pointer, pointer, long, long, integer, pointer, pointer, pointer),
         ("paceline_ngrams_follow", None, pointer, pointer, pointer, long, long, pointer, pointer, pointer),

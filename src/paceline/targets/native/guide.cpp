@@ -92,4 +92,25 @@ void guide(const Guide& g, const float* hidden, int64_t token, Successors& found
     for (int place = 0; place < found.size; place++) found.probs[place] = logits[place] / total;
 }
 
+void round_row(const float* row, int size, int8_t* to, float& unit) {
+    wf most = {};
+    int i = 0;
+    for (; i + WIDE <= size; i += WIDE) {
+        const wf values = load<wf>(row + i), sizes = values < 0.0f ? -values : values;
+        most = sizes > most ? sizes : most;
+    }
+    float largest = 1e-30f;
+    for (int lane = 0; lane < WIDE; lane++) largest = std::max(largest, most[lane]);
+    for (int k = i; k < size; k++) largest = std::max(largest, std::abs(row[k]));
+    unit = largest / 127;
+    const float factor = 127 / largest;
+    for (i = 0; i + WIDE <= size; i += WIDE) {
+        wf values = load<wf>(row + i) * factor;
+        values += values < 0.0f ? wf{} - 0.5f : wf{} + 0.5f;
+        const wb bytes = __builtin_convertvector(values, wb);
+        std::memcpy(to + i, &bytes, sizeof bytes);
+    }
+    for (; i < size; i++) to[i] = (int8_t)std::lround(row[i] * factor);
+}
+
 }  // namespace paceline::PACELINE_ISA

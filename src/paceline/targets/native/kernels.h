@@ -64,6 +64,8 @@ void unpack_row(const Matrix& w, int output, float* to);
 
 // guide.cpp: what may follow `token`, of which a hidden state told, gets other probabilities.
 void guide(const Guide& guide, const float* hidden, int64_t token, Successors& found);
+// A row in 8 bits, in a unit of its own, as it reads them.
+void round_row(const float* row, int size, int8_t* to, float& unit);
 
 double multiply_add(int64_t turns, int32_t input_kind);  // independent products and sums; how many operations
 float read(const float* from, size_t count);       // streams through memory

@@ -168,6 +168,7 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
     double (*multiply_add)(int64_t turns, int32_t input_kind);
     float (*read)(const float* from, size_t count);
     void (*guide)(const Guide& guide, const float* hidden, int64_t token, Successors& found);
+    void (*round_row)(const float* row, int size, int8_t* to, float& unit);
 };
 
 const Kernels& kernels();  // of the chosen instruction set

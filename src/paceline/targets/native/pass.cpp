@@ -202,6 +202,6 @@ void head(const Model& m, const float* hidden, int tokens, int threads, float* w
 
 extern const Kernels kernels;
 const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, run, head, judge, panel_length, multiply_add,
-                         read, guide};
+                         read, guide, round_row};
 
 }  // namespace paceline::PACELINE_ISA

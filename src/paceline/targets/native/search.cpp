@@ -213,6 +213,13 @@ using namespace paceline;
 #pragma GCC visibility push(default)
 extern "C" {
 
+// `count` rows in 8 bits, `stride` apart, each in a unit of its own: what a guide reads of the target.
+void paceline_guide_rows(const float* rows, int64_t count, int size, int stride, int8_t* to, float* units) {
+#pragma omp parallel for
+    for (int64_t row = 0; row < count; row++)
+        kernels().round_row(rows + row * size, size, to + row * stride, units[row]);
+}
+
 size_t paceline_guide_floats(int hidden, int rank, int inner) { return guide_floats(hidden, rank, inner); }
 
 // A draft behind the last n - 1 tokens, into the arena; returns how many nodes it has. With a guide, and the hidden state
