@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,15 +15,19 @@ from transformers import LlamaForCausalLM
 import paceline
 from drafters.ngrams import discounted
 from paceline.drafters.auto import Auto
+from paceline.drafters.suffix import Suffix
 from paceline.drafters.trigram.drafter import Trigram
 from paceline.drafters.trigram.guide import Guide
-from paceline.drafters.trigram.lookup import TrigramLookup
+from paceline.drafters.trigram.lookup import Memory, TrigramLookup
 from paceline.drafters.trigram.matrix import token_bits
 from paceline.drafters.trigram.structures import WIDTH, Plan, Rule
+from paceline.drafting.base import Drafter
+from paceline.drafting.lookup import Candidates
 from paceline.drafting.output_rows import output_rows
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError
 from paceline.targets import make_target
 from paceline.targets.native import available
+from paceline.targets.span import Span
 from paceline.targets.target import as_target
 from tiny import small_llama
 
@@ -77,7 +82,7 @@ class TestLibrary:
         memory.hidden = torch.randn(guided.target.config.hidden_size)
         found = guided.lookup.propose(PROMPT, memory, 3, WIDTH)
 
-        def shares(candidates: paceline.drafting.lookup.Candidates) -> dict[tuple[int, ...], float]:
+        def shares(candidates: Candidates) -> dict[tuple[int, ...], float]:
             scores = [1.0, *candidates.scores]
             paths = {tuple(candidates.tokens[at - 1] for at in candidates.path(n)): n for n in range(1, len(scores))}
             return {path: scores[n] / scores[candidates.parents[n - 1]] for path, n in paths.items() if len(path) > 1}
@@ -124,6 +129,38 @@ class TestText:
         )
         assert [one.tokens for one in guided] == [one.tokens for one in plain]
         assert sum(one.stats.drafted for one in guided) > 0
+
+    @pytest.mark.parametrize("drafter", ["trigram", "auto"])
+    @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 2}])
+    @torch.no_grad()
+    def test_it_reads_the_state_that_told_the_last_token(
+        self, drafter: str, sampling: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[tuple[list[int], torch.Tensor | None]] = []
+        propose = TrigramLookup.propose
+
+        def watched(self: TrigramLookup, ids: list[int], memory: Memory, *limits: float) -> Candidates:
+            seen.append((list(ids), memory.hidden))
+            return propose(self, ids, memory, *limits)
+
+        monkeypatch.setattr(TrigramLookup, "propose", watched)
+        guide = drawn_guide(llama())
+
+        def made(target: paceline.Target) -> Drafter:
+            part = Trigram(target, guide=guide, matrix="none", budget=12)
+            return part if drafter == "trigram" else Auto(target, [part, Suffix(target)], budget=12)
+
+        paceline.load(llama(), drafter=made).generate([PROMPT, [3, 1, 3, 1, 3]], max_new_tokens=30, **sampling)
+        target, known = make_target(llama()), 0
+        for ids, hidden in seen:
+            if hidden is None:  # a request's first round
+                assert ids in (PROMPT, [3, 1, 3, 1, 3])
+                continue
+            span = Span(torch.tensor([ids[:-1]]), np.zeros(1, np.int64))
+            states = target.layers(target.embed(span), span, target.new_cache(1, len(ids)), 0, target.num_layers)
+            torch.testing.assert_close(hidden, states[0, -1], rtol=1e-3, atol=1e-4)
+            known += 1
+        assert known > 10
 
     def test_a_seeds_own_sample_is_that_without(self) -> None:
         guide = drawn_guide(llama())

@@ -50,7 +50,7 @@ class Trigram(LookupDrafter):
             unvisited children first, expansion goes on from the last child, a path's reward is the sum of its
             probabilities. Contexts never seen in full have no successors. Each round Algorithm 2 adds `increment` to
             every n-gram of the last `window` tokens, up to `max_prob` (the paper gives no values).
-        guide: folder of a trained guide, which chooses among the candidates for the next token by the target's hidden
+        guide: folder of a trained guide, or (from Python) a `Guide`, which is taken over; it chooses among the candidates for the next token by the target's hidden
             state (see `trigram.guide`); "auto": the one trained last for this model, or else an installed one, where
             the native tier's library can be used; "none": n-grams alone.
         shared: half-life in tokens of a layer of n-grams that all requests learn and draft from; 0 for none. With it,
@@ -82,7 +82,7 @@ class Trigram(LookupDrafter):
         increment: float = 0.3,
         max_prob: float = 1.0,
         window: int = 64,
-        guide: str | Guide = NONE,
+        guide: str = NONE,
         shared: float = 0.0,
         seed: int = 0,
     ) -> None:
@@ -123,7 +123,7 @@ class Trigram(LookupDrafter):
         super().__init__(target, budget, lookup)
         self.taps = (target.num_layers,) if guidance else ()
 
-    def _guidance(self, target: Target, guide: str | Guide, native: bool) -> Guidance | None:
+    def _guidance(self, target: Target, guide: str, native: bool) -> Guidance | None:
         if guide == NONE or (guide == AUTO and not native):
             return None
         require(native, "trigram: a guide runs in the native tier's library, which cannot be built here")

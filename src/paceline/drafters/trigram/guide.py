@@ -58,8 +58,8 @@ class Guide(TrainedHead):
         q = ask [s, a]
         w = weigh a
 
-    Candidate c for token t + 2, which n-grams give the probability p(c), of it p'(c) from the text's own, has the logit
-    `w1 log p + w2 p + w3 p' + q . W(c)`, with W(c) its row of the target's output matrix; that it is none of them,
+    Candidate c for token t + 2, which n-grams give the probability p, of it p_own from the text's own, has the logit
+    `w1 log p + w2 p + w3 p_own + q . W(c)`, with W(c) its row of the target's output matrix; that it is none of them,
     `w4`. So its time does not depend on the size of the vocabulary, and there is no attention: the state has seen the
     text.
 
