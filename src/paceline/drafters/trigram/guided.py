@@ -20,7 +20,7 @@ from paceline.drafting.output_rows import gathers_rows, output_rows
 from paceline.targets.linear import linear_module
 from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
-from paceline.targets.native.storage import OUTPUT, Storage
+from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import CMatrix, Packed
 from paceline.targets.span import Span
 from paceline.targets.target import Target
@@ -48,7 +48,7 @@ class CGuide(ctypes.Structure):
 
 
 class LibraryGuide:
-    """What the C++ code reads of a guide: its matrices in blocks of 8 bits, and the target's embeddings and output rows
+    """What the C++ code reads of a guide: its matrices in blocks of 4 bits, and the target's embeddings and output rows
     in 8 bits as well, row by row.
 
     Attributes:
@@ -87,9 +87,9 @@ def _in_bytes(
 
 
 def _packed(part: nn.Linear) -> Packed:
-    """A copy in blocks of 8 bits, or as it is where its rows are no whole blocks."""
+    """A copy in blocks of 4 bits, or as it is where its rows are no whole blocks."""
     bias = None if part.bias is None else part.bias.detach().float().cpu()
-    packed = Storage("rounded", None, 0, {}).pack({OUTPUT: linear_module(part.weight.detach().float().cpu(), bias)})
+    packed = Storage("rounded", None, 0, {}).pack({"guide": linear_module(part.weight.detach().float().cpu(), bias)})
     packed.round_inputs()
     return packed
 
