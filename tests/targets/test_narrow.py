@@ -201,11 +201,21 @@ def test_layers_at_once_or_one_by_one(family: str) -> None:
         hidden = target.embed(span)
         for start, stop in ((0, target.num_layers), (0, 1), (1, target.num_layers)):
             plan, flows = target._planned(span, cache), [hidden.reshape(5, -1).clone() for _ in range(2)]
-            at_once = target.ops.together(plan, flows[0], start, stop)
+            at_once = target.ops.together(plan, flows[0], start, stop, {})
             assert at_once is not None
             last = target._one_by_one(plan, cache, flows[1], start, stop, (), None)
             assert last is not None
             assert torch.equal(flows[0] + at_once, flows[1] + last), (start, stop)
+        taps = range(target.num_layers + 1)
+        for start in (0, 1):
+            left, tapped = target._layers_tapped(hidden, span, cache, start, taps[start:])
+            apart, each = super(TorchTarget, target)._layers_tapped(hidden, span, cache, start, taps[start:])
+            assert torch.equal(left, apart)
+            assert tapped.keys() == each.keys()
+            assert all(torch.equal(tapped[tap], each[tap]) for tap in each)
+        left, tapped = target._layers_tapped(hidden, span, cache, 0, ())  # what a tap was before is forgotten
+        assert torch.equal(left, super(TorchTarget, target)._layers_tapped(hidden, span, cache, 0, ())[0])
+        assert not tapped
 
 
 def test_models_with_other_layers_go_one_by_one() -> None:
@@ -213,7 +223,7 @@ def test_models_with_other_layers_go_one_by_one() -> None:
         target = make_torch_target(tiny(family, **SIZES))
         span, cache = Span(torch.arange(5)[None], np.zeros(1, dtype=np.int64)), target.new_cache(1, 32)
         assert isinstance(target, TorchTarget)
-        assert target.ops.together(target._planned(span, cache), torch.zeros(5, 64), 0, 1) is None
+        assert target.ops.together(target._planned(span, cache), torch.zeros(5, 64), 0, 1, {}) is None
 
 
 SCRIPT = """

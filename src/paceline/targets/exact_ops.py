@@ -4,7 +4,7 @@ the width of the pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,20 +75,20 @@ class ExactOps:
     def plan(self, span: Span, cache: KVCache) -> ExactPlan:
         return ExactPlan(span, cache, self, torch.get_num_threads())
 
-    def together(self, plan: ExactPlan, flow: Tensor, start: int, stop: int) -> Tensor | None:
-        """Whole layers in one call: what the last one adds to `flow`. None where the pass is too wide for that, or the
-        model has layers that cannot.
-        """
+    def together(
+        self, plan: ExactPlan, flow: Tensor, start: int, stop: int, taps: Mapping[int, Tensor]
+    ) -> Tensor | None:
+        """See `torch_tier.Operations`: not where the pass is too wide, or the model has layers that cannot."""
         if self._narrow is None or len(flow) > self._narrow.widest or start == stop:
             return None
-        return self._narrow(plan.tables, flow, start, stop, plan.threads)
+        return self._narrow(plan.tables, flow, start, stop, plan.threads, taps)
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor:
         if norm is None:
             return hidden if delta is None else hidden.add_(delta)
         out = torch.empty_like(hidden)
         rows, size = hidden.shape
-        table = [*addresses(hidden, delta, norm.weight, norm.bias, out), rows, size, bits(norm.eps)]
+        table = [*addresses(hidden, delta, norm.weight, norm.bias, out), rows, size, bits(norm.eps), 0]
         add_norm(np.array(table), _threads(out))
         return out
 

@@ -52,17 +52,17 @@ def _layer_norm(x: Floats, weight: Floats, bias: Floats, y: Floats, eps: np.floa
 
 
 # -- norms and activations ---------------------------------------------------------------------------------------------
-# Tables: NORM  hidden, delta or 0, weight, bias or 0 (RMS), out, rows, size, bits of eps
+# Tables: NORM  hidden, delta or 0, weight, bias or 0 (RMS), out, rows, size, bits of eps, tap or 0
 #         GATE  gate and up side by side, out, rows, size of out
 #         GELU  in, out, rows, size
 #         CLAMPED  as GATE, bits of alpha, bits of the limit
 
-DELTA, ROWS = 1, 5  # of a NORM table
+DELTA, ROWS, TAP = 1, 5, 8  # of a NORM table
 
 
 @Kernel
 def add_norm(table: Integers) -> None:
-    """hidden += delta; out = norm(hidden)."""
+    """hidden += delta; tap = hidden; out = norm(hidden)."""
     rows, size = table[5], table[6]
     hidden, weight = carray(floats(table[0]), (rows, size)), carray(floats(table[2]), size)
     out, eps = carray(floats(table[4]), (rows, size)), real(table[7])
@@ -72,6 +72,8 @@ def add_norm(table: Integers) -> None:
             delta = carray(floats(table[1]), (rows, size))[row]
             for i in range(size):
                 x[i] += delta[i]
+        if table[8] != 0:
+            carray(floats(table[8]), (rows, size))[row] = x
         if table[3] == 0:
             scale = np.float32(1) / math.sqrt(dot(x, x) / np.float32(size) + eps)
             for i in range(size):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -116,11 +116,14 @@ class NarrowLayers:
         ]
         yield _Call(kernels.add_norm, table, rows=kernels.ROWS)
 
-    def __call__(self, attends: np.ndarray, flow: Tensor, start: int, stop: int, threads: int) -> Tensor:
+    def __call__(
+        self, attends: np.ndarray, flow: Tensor, start: int, stop: int, threads: int, taps: Mapping[int, Tensor]
+    ) -> Tensor:
         """What layer `stop - 1` adds to the flow, `[rows, hidden]`, which has become what enters its MLP.
 
         Args:
             attends: `[layers, ATTEND_FIELDS]`, the tables of attention but for where it reads and writes.
+            taps: filled with what enters these layers, above `start` and below `stop`; as `flow` is.
         """
         tables, first = self._tables, self._firsts[start]
         tables[self._rows] = len(flow)
@@ -128,6 +131,9 @@ class NarrowLayers:
         tables[self._attends, attention.KEYS :] = attends[:, attention.KEYS :]
         tables[self._firsts[:-1], kernels.DELTA] = self._at["delta"]  # a pass that was stopped may have left a 0
         tables[first, kernels.DELTA] = 0
+        tables[self._firsts[:-1], kernels.TAP] = 0
+        for tap, rows in taps.items():
+            tables[self._firsts[tap], kernels.TAP] = rows.data_ptr()
         if (start, stop) not in self._programs:
             steps = range(first, self._firsts[stop])
             self._programs[start, stop] = Program([(self._kernels[step], tables[step]) for step in steps])

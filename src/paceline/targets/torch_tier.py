@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,8 +41,12 @@ class Operations(Protocol):
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor: ...
 
-    def together(self, plan: Any, flow: Tensor, start: int, stop: int) -> Tensor | None:
-        """Whole layers in one call: what the last one adds to the flow; None where that cannot be."""
+    def together(self, plan: Any, flow: Tensor, start: int, stop: int, taps: Mapping[int, Tensor], /) -> Tensor | None:
+        """Whole layers in one call: what the last one adds to the flow; None where that cannot be, and nothing is done.
+
+        Args:
+            taps: filled with what enters these layers, which lie between the first and the last.
+        """
 
     def attend(self, plan: Any, cache: KVCache, layer: FusedLayer, index: int, qkv: Tensor) -> Tensor: ...
 
@@ -107,10 +111,22 @@ class TorchTarget(Target):
     ) -> Tensor:
         plan = self._planned(span, cache)
         flow = hidden.reshape(-1, hidden.shape[-1]).clone()  # the caller keeps its own: it may be a tap
-        delta = None if skip or beside is not None else self.ops.together(plan, flow, start, stop)
+        delta = None if skip or beside is not None else self.ops.together(plan, flow, start, stop, {})
         if delta is None:
             delta = self._one_by_one(plan, cache, flow, start, stop, skip, beside)
         return (flow if delta is None else flow.add_(delta)).view(hidden.shape)
+
+    def _layers_tapped(
+        self, hidden: Tensor, span: Span, cache: KVCache, start: int, taps: Collection[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        last, flow = self.num_layers, hidden.reshape(-1, hidden.shape[-1]).clone()
+        inner = {tap: torch.empty_like(flow) for tap in taps if start < tap < last}
+        delta = self.ops.together(self._planned(span, cache), flow, start, last, inner) if inner else None
+        if delta is None:
+            return super()._layers_tapped(hidden, span, cache, start, taps)
+        left = flow.add_(delta).view(hidden.shape)
+        tapped = {tap: rows.view(hidden.shape) for tap, rows in inner.items()} | {start: hidden, last: left}
+        return left, {tap: tapped[tap] for tap in taps}
 
     def _one_by_one(
         self,

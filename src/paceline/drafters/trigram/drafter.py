@@ -50,9 +50,10 @@ class Trigram(LookupDrafter):
             unvisited children first, expansion goes on from the last child, a path's reward is the sum of its
             probabilities. Contexts never seen in full have no successors. Each round Algorithm 2 adds `increment` to
             every n-gram of the last `window` tokens, up to `max_prob` (the paper gives no values).
-        guide: folder of a trained guide, or (from Python) a `Guide`, which is taken over; it chooses among the candidates for the next token by the target's hidden
-            state (see `trigram.guide`); "auto": the one trained last for this model, or else an installed one, where
-            the native tier's library can be used; "none": n-grams alone.
+        guide: folder of a trained guide, or (from Python) a `Guide`, which is taken over; it chooses among the
+            candidates for the next token by the target's hidden state (see `trigram.guide`). "auto": the one trained
+            last for this model, or else an installed one, where the native tier's library can be used; "none": n-grams
+            alone.
         shared: half-life in tokens of a layer of n-grams that all requests learn and draft from; 0 for none. With it,
             the speed of one request tells about the output of others.
         seed: of MCTS's simulations.
