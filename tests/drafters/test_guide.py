@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 import paceline
@@ -17,11 +18,12 @@ from drafters.ngrams import discounted
 from paceline.drafters.auto import Auto
 from paceline.drafters.suffix import Suffix
 from paceline.drafters.trigram.drafter import Trigram
-from paceline.drafters.trigram.guide import Guide
+from paceline.drafters.trigram.guide import SHIPPED, Guide
 from paceline.drafters.trigram.lookup import Memory, TrigramLookup
 from paceline.drafters.trigram.matrix import token_bits
 from paceline.drafters.trigram.structures import WIDTH, Plan, Rule
 from paceline.drafting.base import Drafter
+from paceline.drafting.heads import FINGERPRINT
 from paceline.drafting.lookup import Candidates
 from paceline.drafting.output_rows import output_rows
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError
@@ -199,6 +201,28 @@ class TestFiles:
         assert not caplog.records
         with pytest.raises(OptionError, match="leave out guide"):
             Trigram(target, guide="auto", literal=True)
+
+    def test_auto_does_without_one_that_does_not_fit(self, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+        target, guide = make_target(llama(seed=5)), drawn_guide(llama())
+        folder = guide.stored_path(target)
+        guide.save(folder)
+        with caplog.at_level(logging.WARNING, "paceline"):
+            assert Auto(target).taps == ()
+            assert not caplog.records
+            (folder / "guide.safetensors").write_bytes(b"no tensors")
+            assert Auto(target).taps == ()
+            assert "damaged" in caplog.text
+
+    def test_those_of_paceline_are_whole_and_small(self) -> None:
+        folders = [path.parent for path in SHIPPED.glob("*/guide.json")]
+        assert folders
+        for folder in folders:
+            guide = Guide.load(folder)
+            assert guide.config.target.startswith(folder.name)
+            weights = load_file(folder / "guide.safetensors")
+            assert (folder / "guide.safetensors").stat().st_size < 16_000_000
+            assert {tensor.dtype for name, tensor in weights.items() if name != FINGERPRINT} == {torch.float16}
+            assert "paceline train guide" in (folder / "README.md").read_text(encoding="utf-8")
 
     def test_auto_takes_the_users_own(self, cache_dir: Path) -> None:
         target = make_target(llama())

@@ -15,7 +15,7 @@ from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import LookupDrafter, max_candidates
-from paceline.errors import ModelError, OptionError, PacelineError, require
+from paceline.errors import CheckpointError, ModelError, PacelineError, require
 from paceline.files import at_home
 from paceline.targets.native.build import built
 from paceline.targets.target import PassOutput, Target
@@ -133,7 +133,8 @@ class Trigram(LookupDrafter):
         except PacelineError as error:
             if guide != AUTO:
                 raise
-            log.log(logging.INFO if isinstance(error, OptionError) else logging.WARNING, "trigram: %s", error)
+            damaged = type(error) is CheckpointError  # not one for another model
+            log.log(logging.WARNING if damaged else logging.INFO, "trigram: %s", error)
             return None
         from paceline.drafters.trigram.guided import LibraryGuide
 
