@@ -26,7 +26,13 @@ def main() -> None:
     options = parser.parse_args()
     target = paceline.load("smollm2-135m", drafter="none").target
     owner = SimpleNamespace(
-        name=target.name, tier="vllm", tokenizer=target.tokenizer, vocab_size=target.vocab_size, device=target.device
+        name=target.name,
+        tier="vllm",
+        tokenizer=target.tokenizer,
+        vocab_size=target.vocab_size,
+        device=target.device,
+        chains_only=True,
+        has_blocks=False,
     )
     text = target.tokenizer.encode((Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"))
     text *= 1 + (20 * options.rows + PROMPT + NEW * ROUNDS) // len(text)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,15 @@ from paceline.integrations.vllm.rounds import Rounds
 from paceline.integrations.vllm.rows import KEPT, ContentRows, NamedRows
 from paceline.integrations.vllm.settings import VLLMSettings, check_version, source_of
 
-OWNER = SimpleNamespace(name="none", tier="vllm", tokenizer=None, vocab_size=64, device=torch.device("cpu"))
+OWNER = SimpleNamespace(
+    name="none",
+    tier="vllm",
+    tokenizer=None,
+    vocab_size=64,
+    device=torch.device("cpu"),
+    chains_only=True,
+    has_blocks=False,
+)
 FIXED = "suffix:budget=8+fixed:k=8"
 
 
@@ -455,6 +464,12 @@ def test_methods_refused(method: str) -> None:
 
 def test_auto_is_its_sources_without_heads() -> None:
     assert {part.source for part in source_of("auto", OWNER).lookup.parts} == {"trigram", "suffix"}  # type: ignore[attr-defined]
+
+
+def test_a_guide_is_refused(tmp_path: Path) -> None:
+    """vLLM shows no hidden states."""
+    with pytest.raises(PacelineError, match="guide needs a model whose layers run one by one"):
+        source_of(f"trigram:guide={tmp_path}", OWNER)
 
 
 def test_drafters_do_without_what_vllm_lacks() -> None:

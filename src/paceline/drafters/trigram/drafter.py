@@ -125,7 +125,7 @@ class Trigram(LookupDrafter):
         self.taps = (target.num_layers,) if guidance else ()
 
     def _guidance(self, target: Target, guide: str, native: bool) -> Guidance | None:
-        if guide == NONE or (guide == AUTO and not native):
+        if guide == NONE or (guide == AUTO and (not native or target.chains_only)):
             return None
         require(native, "trigram: a guide runs in the native tier's library, which cannot be built here")
         try:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from jaxtyping import Float, Integer
-from torch import Tensor
 
 from paceline.drafters.trigram.matrix import Table
 from paceline.drafters.trigram.structures import Counts, Guidance, Plan, Rule, SearchArena, TextCounts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Searcher(Protocol):

@@ -96,4 +96,6 @@ def _owner(model: Any) -> Any:
         tokenizer=tokenizer,
         vocab_size=model.get_vocab_size(),
         device=torch.device("cpu"),
+        chains_only=True,
+        has_blocks=False,
     )

@@ -73,15 +73,13 @@ def source_of(method: str, owner: Any) -> ProposalSource:
     """The source of a method's drafts.
 
     Args:
-        owner: stands for the target: `name`, `tier`, `tokenizer`, `vocab_size`, `device`.
+        owner: stands for the target: `name`, `tier`, `tokenizer`, `vocab_size`, `device`; `chains_only`, and no
+            `has_blocks`.
 
     Raises:
         OptionError: the method is unknown, or its drafter needs more than token ids.
     """
     drafter, policy = split_method(method, POLICIES.__contains__)
-    name, colon, options = drafter.partition(":")
-    if name == "auto":
-        drafter = f"{name}:head=none{colon}{options}"
     made = DRAFTERS.parse(drafter).build(owner)
     lookup = lookup_of(made, drafter)
     lookup.to_chains()
