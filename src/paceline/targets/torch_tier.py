@@ -119,9 +119,13 @@ class TorchTarget(Target):
     def _layers_tapped(
         self, hidden: Tensor, span: Span, cache: KVCache, start: int, taps: Collection[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        last, flow = self.num_layers, hidden.reshape(-1, hidden.shape[-1]).clone()
-        inner = {tap: torch.empty_like(flow) for tap in taps if start < tap < last}
-        delta = self.ops.together(self._planned(span, cache), flow, start, last, inner) if inner else None
+        last = self.num_layers
+        between = [tap for tap in taps if start < tap < last]
+        if not between:
+            return super()._layers_tapped(hidden, span, cache, start, taps)
+        flow = hidden.reshape(-1, hidden.shape[-1]).clone()
+        inner = {tap: torch.empty_like(flow) for tap in between}
+        delta = self.ops.together(self._planned(span, cache), flow, start, last, inner)
         if delta is None:
             return super()._layers_tapped(hidden, span, cache, start, taps)
         left = flow.add_(delta).view(hidden.shape)

@@ -61,7 +61,7 @@ void guide(const Guide& g, const float* hidden, int64_t token, Successors& found
     float* const normal = entered + row_stride(2 * g.hidden);
     float* const joined = normal + row_stride(g.rank);  // [state | thought]
     float* const query = joined + row_stride(g.rank + g.inner);
-    float* const thought = query + row_stride(g.hidden);
+    float* const thought = joined + g.rank;
     if (token < 0 || token >= g.tokens || !found.size) return;
     for (int place = 0; place < found.size; place++) {
         const int8_t* row = g.outputs + found.tokens[place] * g.stride;
@@ -74,10 +74,10 @@ void guide(const Guide& g, const float* hidden, int64_t token, Successors& found
     product(g.enter, entered, joined);
     normed(joined, g.rank, normal);
     product(g.think, normal, thought);
-    for (int i = 0; i < g.inner; i++) joined[g.rank + i] = thought[i] = thought[i] / (1 + std::exp(-thought[i]));
+    for (int i = 0; i < g.inner; i++) thought[i] /= 1 + std::exp(-thought[i]);
     float weights[FEATURES];
     for (int i = 0; i < FEATURES; i++) weights[i] = dot(g.weigh + i * g.inner, thought, g.inner) + g.weigh_bias[i];
-    product(g.ask, joined, query);
+    product(g.ask, joined, query);  // the thought is gone now
     double logits[MOST_SUCCESSORS], most = weights[FEATURES - 1];
     for (int place = 0; place < found.size; place++) {
         const int64_t candidate = found.tokens[place];

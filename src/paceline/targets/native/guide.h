@@ -18,7 +18,7 @@ struct Guide {
 };
 
 constexpr size_t guide_floats(int hidden, int rank, int inner) {
-    return row_stride(2 * hidden) + row_stride(rank) + row_stride(rank + inner) + row_stride(hidden) + round_up(inner, PANEL);
+    return row_stride(2 * hidden) + row_stride(rank) + row_stride(rank + inner) + row_stride(hidden);
 }
 
 }  // namespace paceline

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.drafters.trigram.drafter import find_matrix
 from paceline.drafters.trigram.guide import Guide
+from paceline.drafters.trigram.guided import follow_up
 from paceline.drafters.trigram.matrix import no_matrix, token_bits
 from paceline.drafters.trigram.structures import Rule
 from paceline.drafting.heads import with_blocks
@@ -83,8 +84,8 @@ class GuideTask(HeadTask):
 
     def __init__(self, head: Guide, frozen: HiddenStates, objective: str, matrix: Matrix) -> None:
         super().__init__(head, frozen, objective)
-        self.matrix, order = matrix, matrix.order
-        self.rule = Rule(order, token_bits(matrix.vocab), False, 0.0, 1.0, 1.0)
+        self.matrix = matrix
+        self.rule = Rule(matrix.order, token_bits(matrix.vocab), False, 0.0, 1.0, 1.0)
 
     def places(self, batch: Batch) -> Places:
         """Candidates are what n-grams of the matrix and of the text up to there propose."""
@@ -97,8 +98,6 @@ class GuideTask(HeadTask):
 
     def _told(self, ids: Int[Tensor, " tokens"], asked: Bool[Tensor, " tokens"]) -> list[Tensor]:
         """What n-grams say of a text's places that are asked for."""
-        from paceline.drafters.trigram.guided import follow_up
-
         at = asked.nonzero()[:, 0].cpu()
         first = int(at[0]) if len(at) else len(ids)
         return [torch.from_numpy(part)[at - first] for part in follow_up(self.matrix, self.rule, ids.tolist(), first)]
