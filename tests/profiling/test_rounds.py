@@ -8,11 +8,14 @@ import pytest
 
 from helpers import one_thread  # noqa: F401
 from paceline.api import LLM
+from paceline.decoding.engine import Engine
+from paceline.decoding.request import Request
 from paceline.drafters.layer_skip.drafter import LayerSkip
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.policies import POLICIES
+from paceline.policies.fixed import Fixed
 from paceline.profiling import rounds
 from paceline.profiling.rounds import _round_seconds, pass_cost, round_cost, round_seconds
 from paceline.targets.cost_model import Costs
@@ -65,6 +68,38 @@ def test_with_one_it_is_its_forward_as_well(target: BlockTarget, monkeypatch: py
     measured = now
     assert round_seconds(drafter)(2) == pytest.approx(1.7)
     assert now == measured > 25
+
+
+class KeepsTwo(Fixed):
+    """Has a third token drafted, and does not keep it."""
+
+    def keep(self, q: Any, depth: int, hidden: Any = None) -> bool:
+        return depth < 2
+
+
+def test_a_forward_that_gave_no_token_is_not_of_the_round(target: BlockTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft takes 1 s a forward, and the pass no time."""
+    now, seen = 0.0, set[tuple[int, float]]()
+
+    def step(*given: Any) -> Any:
+        nonlocal now
+        now += 1.0
+        return LayerSkip.step(drafter, *given)
+
+    class Noted(Costs):
+        def observe(self, width: int, seconds: float, *rest: Any, **more: Any) -> None:
+            seen.add((width, seconds))
+
+    drafter = LayerSkip(target)
+    set_costs(drafter, Noted({0: 1.0, 8: 2.0}))
+    monkeypatch.setattr(drafter, "step", step)
+    monkeypatch.setattr("paceline.decoding.stats.now", lambda: now)
+    request = Request([5, 6, 7], limit=20, policy=KeepsTwo(k=4))
+    for _ in Engine(target, drafter).run([request]):
+        pass
+    assert 2 in {width for width, _ in seen}  # the last rounds have room for less
+    assert all(seconds == width for width, seconds in seen)
+    assert now > sum(one.depth for one in request.stats.rounds)
 
 
 def test_policies_that_ask(target: BlockTarget) -> None:

@@ -187,11 +187,12 @@ class Engine(RunningBatch):
         passes = known_costs(self.target)
         if passes and start == 0:
             passes.observe(span.batch * span.width, after_draft, sum(span.starts.tolist()) / span.batch, span.batch)
-        if len(trees) == 1 and (drafter := self.drafter.drafted_for(rows[0], trees[0])):
-            rounds, depth = known_costs(drafter), trees[0].depth
-            # Not of rounds whose last forward gave no token: they took longer than their length says.
-            if rounds and drafter.forwards in (None, depth):
-                rounds.observe(depth, seconds["draft"] + after_draft)
+        drafter = self.drafter.drafted_for(rows[0], trees[0]) if len(trees) == 1 else None
+        if drafter and (rounds := known_costs(drafter)):
+            depth, forwards = trees[0].depth, drafter.forwards
+            # A forward that gave no token is not of a round of this length.
+            drafting = seconds["draft"] * (depth / forwards if forwards else 1.0)
+            rounds.observe(depth, drafting + after_draft)
 
     def _learn_between(self) -> None:
         """What passed since the last step, which left something to decode."""

@@ -120,10 +120,12 @@ class EarlyExit(AutoregressiveDrafter):
     # -- verification ----------------------------------------------------------------------------------------------
     def enter(
         self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
-    ) -> tuple[int, Float[Tensor, "batch width hidden"]]:
+    ) -> tuple[int, Float[Tensor, "batch width hidden"] | None]:
+        if not self._entered:  # one call over all layers takes less than two
+            return 0, None
         left = [row.state.read for row, tree in zip(rows, trees, strict=True) if row.state.read < len(tree)]
         first = min(left, default=span.width)
-        hidden = [torch.cat(self._entered, 1)[:, :first]] if first else []
+        hidden = [torch.cat(self._entered, 1)[:, :first]]
         if first < span.width:
             hidden.append(self._enter(span.part(first, span.width), cache))
         return self.layers, torch.cat(hidden, 1)

@@ -79,9 +79,11 @@ class Exit:
     def commit(self, row: Row, path: list[int], hidden: Float[Tensor, "nodes hidden"]) -> None:
         """The accepted nodes of a round, root first, and the hidden states of all its nodes."""
         read = [node for node in path if node < row.state.read]  # a node is read before its children
-        self.cache.rows(row.slot, row.slot + 1).commit([read])
-        if len(read) < len(path):
-            row.state.waiting.append(hidden[path[len(read) :]])
+        if read:
+            self.cache.rows(row.slot, row.slot + 1).commit([read])
+        if left := path[len(read) :]:
+            in_line = left[-1] - left[0] < len(left)  # as those of a chain are: much quicker to copy
+            row.state.waiting.append(hidden[left[0] : left[-1] + 1].clone() if in_line else hidden[left])
 
     def _read(self, row: Row, hidden: Float[Tensor, "tokens hidden"]) -> None:
         own = self.cache.rows(row.slot, row.slot + 1)

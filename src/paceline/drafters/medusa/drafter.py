@@ -113,7 +113,10 @@ class Medusa(AutoregressiveDrafter):
     @torch.inference_mode()
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         self._rows, self._guesses = rows, None
-        return super().draft(rows) if self.tree == CHAIN else self._draft_trees(rows)
+        trees = super().draft(rows) if self.tree == CHAIN else self._draft_trees(rows)
+        # One forward tells all levels: of what was drafted, or of the first token, which was left out.
+        self.forwards = max(max(tree.depth for tree in trees), int(self._guesses is not None))
+        return trees
 
     @property
     def guesses(self) -> Guesses:
@@ -130,8 +133,6 @@ class Medusa(AutoregressiveDrafter):
         depths = [self._reach(row) for row in rows]
         trees = [self._grow(row, depth) for row, depth in zip(rows, depths, strict=True)]
         budgets = [row.state.budget if depth else None for row, depth in zip(rows, depths, strict=True)]
-        # One forward tells all levels: of what was drafted, or of the first token, which was left out.
-        self.forwards = max(max(tree.depth for tree in trees), int(self._guesses is not None))
         return choose(budgets, trees, [row.state.length for row in rows], self.sharing, now() - started)
 
     def _grow(self, row: Row, depth: int) -> TokenTree:
