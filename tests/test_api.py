@@ -18,6 +18,7 @@ from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.errors import ContextOverflow, OptionError, PacelineError, UnknownModel, UnsupportedModel
 from paceline.policies.adaedl import AdaEDL
 from paceline.policies.fixed import Fixed
+from paceline.policies.pace import Pace
 from paceline.targets.linear import can_pack
 from tiny import byte_tokenizer, small_llama
 
@@ -50,7 +51,7 @@ class TestLoad:
     def test_defaults(self, llm: LLM) -> None:
         assert isinstance(llm.drafter, Auto)
         assert (llm.policy.cls, llm.policy.options) == (Fixed, {"k": 10})
-        assert llm.method("layer-skip").policy.cls is AdaEDL
+        assert llm.method("layer-skip").policy.cls is Pace
 
     def test_drafter_as_a_function(self, llm: LLM) -> None:
         made = llm.method(lambda target: PromptLookup(target, ngram=2), "adaedl")

@@ -32,7 +32,7 @@ class DraftModel(AutoregressiveDrafter):
         TokenizerMismatch: when its tokenizer is not the target's.
     """
 
-    default_policy = "schedule"
+    default_policy = "pace"
     source = "draft-model"
 
     def __init__(self, target: Target, *, model: str = "") -> None:

@@ -25,7 +25,7 @@ class LayerSkip(AutoregressiveDrafter):
             set found for this model, or else skips evenly.
     """
 
-    default_policy = "adaedl"
+    default_policy = "pace"
     source = "layer-skip"
     shares_cache = True
 
