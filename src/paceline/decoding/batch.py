@@ -191,7 +191,7 @@ class RunningBatch:
             request, own = self._waiting.popleft(), self._allocated.rows(row, row + 1)
             try:
                 taps = self._taps([request])
-                self._reading = Reading(request, row, own, taps, self.drafter.kept_taps, self.prefixes)
+                self._reading = Reading(self.target, request, row, own, taps, self.drafter.kept_taps, self.prefixes)
                 return self._reading
             except Exception as error:
                 _refuse(request, error)
@@ -201,7 +201,7 @@ class RunningBatch:
         """A chunk of a prompt. Behind the last one the request joins: the prompt's last token is the first round's
         root, whose pass verifies the first draft as well.
         """
-        reading.read(self.target)
+        reading.read()
         if reading.left:
             return
         request, hidden = reading.request, reading.hidden()

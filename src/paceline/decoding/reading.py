@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from paceline.targets.cache import KVCache
     from paceline.targets.target import Target
 
+LONG, TAIL = 256, 32  # tokens that are worth two passes: one of the last `TAIL`, whose last hidden states are wanted
+
 
 class Reading:
     """A request whose prompt is being read into a row of the cache. The last token is left for the first round.
+
+    Where a pass takes less if nobody wants its last hidden states (`Target.ends_early`), those of a long prompt are
+    computed for its last tokens only.
 
     Args:
         row: of the cache, where nobody else is.
@@ -30,6 +35,7 @@ class Reading:
 
     def __init__(
         self,
+        target: Target,
         request: Request,
         row: int,
         cache: KVCache,
@@ -38,15 +44,18 @@ class Reading:
         prefixes: PrefixStore | None,
     ) -> None:
         request.joined = now()
-        self.request, self.row, self.cache, self.taps = request, row, cache, taps
+        self.target, self.request, self.row, self.cache = target, request, row, cache
+        self.taps, self._kept_taps = taps, kept_taps
         self.ids = request.ids[:-1]
         cache.clear()
         reused = NOTHING
         if prefixes:
-            last = set(taps) - set(kept_taps)  # needs a token that is really read
-            reused = prefixes.restore(self.ids[: len(self.ids) - bool(last)], cache, kept_taps)
+            own = set(taps) - set(kept_taps)  # needs a token that is really read
+            reused = prefixes.restore(self.ids[: len(self.ids) - bool(own)], cache, kept_taps)
         self.reused, self.done = reused.tokens, reused.tokens
         self._hidden = [reused.hidden] if reused.tokens else []
+        last = target.num_layers
+        self._apart = target.ends_early and last in taps and last not in kept_taps
         request.stats.reused_tokens = reused.tokens
         request.stats.prefill_seconds = now() - request.joined
 
@@ -58,13 +67,15 @@ class Reading:
     @property
     def chunk(self) -> int:
         """Tokens of the next read."""
-        return min(self.left, PREFILL_CHUNK)
+        left = self.left - TAIL if self._apart and self.left >= LONG else self.left
+        return min(left, PREFILL_CHUNK)
 
-    def read(self, target: Target) -> None:
+    def read(self) -> None:
         """The next chunk."""
         began = now()
         stop = self.done + self.chunk
-        self._hidden.append(target.prefill(self.ids[self.done : stop], self.cache, self.taps))
+        taps = self._kept_taps if self._apart and stop < len(self.ids) else self.taps
+        self._hidden.append(self.target.prefill(self.ids[self.done : stop], self.cache, taps))
         self.done = stop
         self.request.stats.prefill_seconds += now() - began
 

@@ -80,6 +80,7 @@ class Target(ABC):
     plain decoding's bit for bit; `exactness` says in a few words why it does, or does not.
     `chains_only` says that it cannot verify a tree with branches.
     `takes_back` says that tokens leave the cache when its lengths are set back, not by `commit` alone.
+    `ends_early` says that a prompt's pass takes less where nobody wants the last hidden states.
     `border` is the length of a text that drafts had better not go beyond, since a pass over both sides is dear; behind
     it they are free.
     `layout` says what each layer keeps, where layers differ; it is empty where one tensor holds all keys and values.
@@ -96,6 +97,7 @@ class Target(ABC):
     exact = False
     chains_only = False
     takes_back = True
+    ends_early = False
     border = ENDLESS
     exactness = "the order in which torch's operations sum depends on the width of the pass"
     layout: Layout = {}  # noqa: RUF012

@@ -65,6 +65,7 @@ class NativeTarget(Target):
     tier = "native"
     exact = True
     exactness = "every sum has one fixed order"
+    ends_early = True
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, storage: str = "auto"
