@@ -61,8 +61,7 @@ class Pool:
     def share(self) -> Share:
         """Of the batch's budget."""
         assert self._budget
-        self._plan = self._plan or self._budget.plan(self.tree, self._rows, self._others, self._slots, self._most)
-        return Share(self._budget, self._plan, self._others, self._drafting, self._slots)
+        return Share(self._budget, self._planned(self._budget), self._others, self._drafting, self._slots)
 
     def best(self, most: int) -> TokenTree:
         """The `most` nodes with the best scores."""
@@ -74,7 +73,12 @@ class Pool:
     @property
     def _gain(self) -> float:
         """What the candidates are worth."""
-        return self.share.plan.gain if self._budget and self.tree.drafted else 0.0
+        return self._planned(self._budget).gain if self._budget and self.tree.drafted else 0.0
+
+    def _planned(self, budget: Budget) -> Selection:
+        if self._plan is None:
+            self._plan = budget.plan(self.tree, self._rows, self._others, self._slots, self._most)
+        return self._plan
 
     def _add(self, own: TokenTree) -> bool:
         """Add candidates: each token once, with the highest of its scores. False where nothing changes."""
