@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -291,24 +291,26 @@ def test_engines_tell_what_passes_and_rounds_take(monkeypatch: pytest.MonkeyPatc
     assert ("rounds", 0, None) in seen
 
 
-def test_a_forward_without_a_token_is_no_plain_round() -> None:
-    """The policy leaves the token out, and the round took longer than its length says."""
+def test_a_forward_without_a_token_is_no_part_of_a_plain_round() -> None:
+    """The policy leaves the token out: the round is a plain one, but for the time that its draft took."""
 
     class Drops(Fixed):
         def keep(self, *given: object) -> bool:
             return False
 
-    class Counted(Costs):
-        told = 0
+    class Noted(Costs):
+        told: ClassVar[list[tuple[int, float]]] = []
 
-        def observe(self, width: int, *given: object, **more: object) -> None:
-            self.told += 1
+        def observe(self, width: int, seconds: float, *given: object, **more: object) -> None:
+            self.told.append((width, seconds))
 
     drafter = LayerSkip(as_target(small_llama()))
-    costs = Counted({0: 1.0, 4: 2.0})
-    set_costs(drafter, costs)
-    [*_] = Engine(drafter.target, drafter).run([Request([5, 6, 7], limit=6, policy=Drops(k=4))])
-    assert costs.told <= 1  # the last round has no room for a draft
+    set_costs(drafter, Noted({0: 1.0, 4: 2.0}))
+    request = Request([5, 6, 7], limit=6, policy=Drops(k=4))
+    [*_] = Engine(drafter.target, drafter).run([request])
+    rounds = [one.seconds for one in request.stats.rounds[:-1]]  # the last has no room for a draft
+    assert all(one["draft"] > 0 for one in rounds)
+    assert Noted.told[:-1] == [(0, pytest.approx(one["verify"] + one["sample"] + one["other"])) for one in rounds]
 
 
 def test_what_is_wider_than_all_widths_is_not_learned_as_the_widest() -> None:

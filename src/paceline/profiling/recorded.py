@@ -36,7 +36,7 @@ class RecordedTarget:
     """Computes nothing: a pass takes what `costs` say. Requests follow their script."""
 
     device, dtype, num_layers, chains_only, has_blocks = torch.device("cpu"), torch.float32, 0, False, False
-    tier, exact, tokenizer, eos, border = "replay", True, None, (), ENDLESS
+    tier, exact, tokenizer, eos, border, ends_early = "replay", True, None, (), ENDLESS, False
     turns = Turns()
 
     def __init__(self, trace: Trace, costs: Costs, clock: MadeUpClock) -> None:
