@@ -115,7 +115,9 @@ class Drafter:
 
     @property
     def kept_taps(self) -> tuple[int, ...]:
-        """Those of `taps` that it wants even of the beginning of a prompt that is known from another request."""
+        """Those of `taps` that it wants of all of a prompt. Of a prompt that is long, or whose beginning is known from
+        another request, it is given the others of some of the last tokens only (`decoding.reading`).
+        """
         return tuple({tap for part in self.parts for tap in part.kept_taps}) if self.parts else self.taps
 
     def new_budget(self) -> Budget:

@@ -73,10 +73,6 @@ class Gate:
     def __init__(self, before: Gate | None = None, fading: float = FADING, weight: float = WEIGHT) -> None:
         self._before, self._fading, self._weight = before, fading, weight
         self._seen = [NOTHING] * (len(EDGES) + 1)  # count, sum and squares of gains, fading
-        self._learned = 0  # times that what was seen has changed
-        self._drawn: dict[
-            int, tuple[int, float, float]
-        ] = {}  # by kind: what was drawn from last, when so much was known
         self._all = NOTHING  # of these together
 
     def asks(self, without: float, lost: float, random: Random) -> bool:
@@ -86,17 +82,11 @@ class Gate:
             without: tokens that the round gains already.
             lost: tokens that the time for asking would bring otherwise.
         """
-        kind = bisect(EDGES, without)
-        known = self._learned + (self._before._learned if self._before else 0)
-        drawn = self._drawn.get(kind)
-        if drawn is None or drawn[0] != known:  # most sources are asked seldom: nothing is new
-            mean, variance, count = self._belief(kind)
-            drawn = self._drawn[kind] = known, mean, sqrt(variance / count)
-        return random.gauss(drawn[1], drawn[2]) > lost
+        mean, variance, count = self._belief(bisect(EDGES, without))
+        return random.gauss(mean, sqrt(variance / count)) > lost
 
     def learn(self, without: float, gain: float) -> None:
         """It was asked, and brought so much."""
-        self._learned += 1
         kind, fading = bisect(EDGES, without), self._fading
         count, total, squares = before = self._seen[kind]
         self._seen[kind] = after = count * fading + 1.0, total * fading + gain, squares * fading + gain * gain
@@ -115,7 +105,6 @@ class Gate:
         if not whole or not all(isfinite(value) and seen[0] >= 0 for seen in found for value in seen):
             raise ValueError("a gate has a count, a sum and squares by kind")
         self._seen = [(count, total, squares) for count, total, squares in found]
-        self._learned += 1
         self._all = NOTHING
         for seen in self._seen:
             self._all = _moved(self._all, NOTHING, seen)
