@@ -5,7 +5,8 @@
 
 At each level so many clients ask one question after the other, greedily and streaming. Methods and servers take turns,
 level by level and repeat by repeat; of the repeats the median counts, and of the `--fixed` methods the best at each
-level. `--llama`: llama.cpp's server (the package xllamacpp, in a virtual environment of its own) on the same GGUF file.
+level. How many times as fast `auto` is as the others is said apart: the median over turns that follow each other.
+`--llama`: llama.cpp's server (the package xllamacpp, in a virtual environment of its own) on the same GGUF file.
 `--transformers`: `transformers serve` on the same weights. `--other`: any server with the OpenAI API that runs already.
 With `--suite speed-bench:config=throughput_1k --tasks low_entropy` it is SPEED-Bench's throughput: tokens/s of all
 clients together, and those that one of them sees, against how many there are.
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from math import ceil
+from operator import truediv
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -91,6 +93,9 @@ def main() -> None:
         rows = measure(ways, prompts, levels, options)
     best = add_best(rows, options.fixed.split(","))
     print(table(best))
+    for other in ("plain", "best fixed"):
+        ratios = ratio(best, "auto", other)
+        print(f"auto / {other}: " + ", ".join(f"{ratios[level]:.2f}" for level in levels))
     if options.out:
         about = {"model": options.model, "machine": machine(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
         options.out.write_text(json.dumps({**about, "threads": torch.get_num_threads(), "rows": best}, indent=1) + "\n")
@@ -136,8 +141,9 @@ def measure(
 
 
 def middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The median turn; of an even number the slower one in the middle."""
-    return sorted(turns, key=lambda row: row["tokens_per_s"])[(len(turns) - 1) // 2]
+    """The median turn; of an even number the slower one in the middle. It tells the speed of all turns, too."""
+    chosen = sorted(turns, key=lambda row: row["tokens_per_s"])[(len(turns) - 1) // 2]
+    return chosen | {"turns_tokens_per_s": [row["tokens_per_s"] for row in turns]}
 
 
 async def load(way: Way, prompts: Sequence[str], clients: int, each: int, tokens: int) -> dict[str, Any]:
@@ -230,6 +236,19 @@ def add_best(rows: list[dict[str, Any]], fixed: Sequence[str]) -> list[dict[str,
         best = max(named, key=lambda row: row["tokens_per_s"])
         rows.append(best | {"way": "best fixed", "method": best["way"]})
     return [row for row in rows if row["way"] not in fixed]
+
+
+def ratio(rows: list[dict[str, Any]], way: str, other: str) -> dict[int, float]:
+    """How many times as fast one way is as another at each level: the median over the turns, each with its own.
+
+    What else a machine does changes from minute to minute, so turns that follow each other are compared.
+    """
+    speeds = {(row["way"], row["clients"]): row["turns_tokens_per_s"] for row in rows}
+    return {
+        level: median(map(truediv, speed, speeds[other, level]))
+        for (name, level), speed in speeds.items()
+        if name == way
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:

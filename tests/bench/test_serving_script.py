@@ -38,3 +38,12 @@ def test_table(serving: ModuleType) -> None:
 @pytest.mark.parametrize(("speeds", "counts"), [([3.0, 1.0, 2.0], 2.0), ([4.0, 1.0, 3.0, 2.0], 2.0), ([5.0], 5.0)])
 def test_the_median_turn_counts(serving: ModuleType, speeds: list[float], counts: float) -> None:
     assert serving.middle([{"tokens_per_s": speed} for speed in speeds])["tokens_per_s"] == counts
+
+
+def test_ratios_are_of_turns_that_follow_each_other(serving: ModuleType) -> None:
+    speeds = {"plain": [10.0, 5.0, 2.0], "auto": [20.0, 7.5, 2.0]}
+    rows = [
+        serving.middle([{"way": way, "clients": 4, "tokens_per_s": speed} for speed in turns])
+        for way, turns in speeds.items()
+    ]
+    assert serving.ratio(rows, "auto", "plain") == {4: 1.5}
