@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 
 import pytest
 import torch
+from torch import Tensor
 
 import paceline
 from decoding.test_steps import loaded
@@ -17,7 +19,10 @@ from paceline.decoding.prefixes import PrefixStore
 from paceline.drafters.dispatch import Dispatch
 from paceline.drafters.prediction import Alignment
 from paceline.errors import OptionError
+from paceline.policies.fixed import Fixed
+from paceline.targets.cache import KVCache
 from paceline.targets.linear import can_pack
+from paceline.targets.span import Span
 from tiny import byte_tokenizer, small_llama
 
 exact = pytest.mark.skipif(not can_pack(), reason="no oneDNN: nothing is exact")
@@ -121,6 +126,15 @@ class TestPredictions:
             Dispatch(llm.target, {"none": llm.method("none").drafter, "exit": llm.drafter})
 
 
+class Shown(Fixed):
+    """A policy that looks at the target's last hidden state."""
+
+    reads_hidden = True
+
+    def begin_round(self, hidden: Tensor) -> None:
+        assert hidden.isfinite().all()
+
+
 class TestPrefixes:
     @exact
     @pytest.mark.parametrize("drafter", ["prompt-lookup", "early-exit", "eagle"])
@@ -135,6 +149,29 @@ class TestPrefixes:
             reused.append(request.stats.reused_tokens)
             prompt = [*request.ids, 50, 51]
         assert reused == [0, 15, 23]  # a text's last token was never read
+
+    @exact
+    @pytest.mark.parametrize("drafter", ["none", "medusa", "eagle", "eagle-3"])
+    def test_a_prompt_that_is_known_is_not_read(self, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        llm, prompt = loaded(drafter), [*range(20)]
+        engine = Engine(llm.target, llm.drafter, rows=1, slots=80, prefixes=PrefixStore(60))
+        first, again, shown = llm.requests([prompt] * 3, max_new_tokens=6, eos=())
+        [*_] = engine.run([first])
+        read, run = list[int](), llm.target._prefill_pass
+
+        def watched(span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
+            read.append(span.width)
+            return run(span, cache, taps)
+
+        monkeypatch.setattr(llm.target, "_prefill_pass", watched)
+        [*_] = engine.run([again])
+        assert again.stats.reused_tokens == 19
+        assert read == []
+        shown.policy = Shown(k=2)
+        [*_] = engine.run([shown])
+        assert shown.stats.reused_tokens == 18
+        assert read == [1]  # its state is what the policy asks for
+        assert first.output == again.output == shown.output
 
     def test_the_oldest_go(self) -> None:
         llm, store = looked_up(), PrefixStore(50)

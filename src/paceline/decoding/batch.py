@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -190,7 +190,7 @@ class RunningBatch:
                 return None  # those that came later wait with it
             request, own = self._waiting.popleft(), self._allocated.rows(row, row + 1)
             try:
-                taps = self._taps([request])
+                taps = self._taps([request], self.drafter.prompt_taps)
                 self._reading = Reading(self.target, request, row, own, taps, self.drafter.kept_taps, self.prefixes)
                 return self._reading
             except Exception as error:
@@ -246,10 +246,10 @@ class RunningBatch:
         self._allocated.move(source, free)
         self.drafter.move(source, free)
 
-    def _taps(self, rows: Sequence[Request]) -> set[int]:
-        """What the drafter wants, and the last hidden states where a policy looks at them."""
+    def _taps(self, rows: Sequence[Request], drafter: Collection[int]) -> set[int]:
+        """What the `drafter` wants, and the last hidden states where a policy looks at them."""
         last = {self.target.num_layers} if any(row.policy.reads_hidden for row in rows) else set[int]()
-        return last.union(self.drafter.taps)
+        return last.union(drafter)
 
 
 def _refuse(request: Request, error: Exception) -> None:

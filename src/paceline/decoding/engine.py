@@ -154,7 +154,7 @@ class Engine(RunningBatch):
         span = tree_span(trees, cache.lengths, self.target.device)
         start, hidden = self.drafter.enter(rows, trees, span, cache)
         forward = self.target.forward if self._needs_logits(rows, trees) else self.target.forward_greedy
-        out = forward(span, cache, self._taps(rows), start, hidden)
+        out = forward(span, cache, self._taps(rows, self.drafter.taps), start, hidden)
         clock.lap("verify")
 
         outcomes = verify(rows, trees, out)

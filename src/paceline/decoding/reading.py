@@ -50,8 +50,8 @@ class Reading:
         cache.clear()
         reused = NOTHING
         if prefixes:
-            own = set(taps) - set(kept_taps)  # needs a token that is really read
-            reused = prefixes.restore(self.ids[: len(self.ids) - bool(own)], cache, kept_taps)
+            shown = request.policy.reads_hidden  # the last token's state: that one is read in any case
+            reused = prefixes.restore(self.ids[: len(self.ids) - shown], cache, kept_taps)
         self.reused, self.done = reused.tokens, reused.tokens
         self._hidden = [reused.hidden] if reused.tokens else []
         last = target.num_layers

@@ -114,11 +114,16 @@ class Drafter:
         self.calibration = Calibration()
 
     @property
+    def prompt_taps(self) -> tuple[int, ...]:
+        """Those of `taps` that it looks at in prompts as well."""
+        return tuple({tap for part in self.parts for tap in part.prompt_taps}) if self.parts else self.taps
+
+    @property
     def kept_taps(self) -> tuple[int, ...]:
-        """Those of `taps` that it wants of all of a prompt. Of a prompt that is long, or whose beginning is known from
-        another request, it is given the others of some of the last tokens only (`decoding.reading`).
+        """Those of `prompt_taps` that it wants of all of a prompt. Of a prompt that is long it is given the others of
+        some of the last tokens only, and of what is known from another request not at all (`decoding.reading`).
         """
-        return tuple({tap for part in self.parts for tap in part.kept_taps}) if self.parts else self.taps
+        return tuple({tap for part in self.parts for tap in part.kept_taps}) if self.parts else self.prompt_taps
 
     def new_budget(self) -> Budget:
         """An automatic budget for a request, which starts from what those before it have shown of this drafter."""

@@ -141,8 +141,8 @@ class Trigram(LookupDrafter):
         return LibraryGuide(made, target)
 
     @property
-    def kept_taps(self) -> tuple[int, ...]:
-        """None: the last token's is all that it looks at."""
+    def prompt_taps(self) -> tuple[int, ...]:
+        """None: the guide is asked from the second round on. A state for the first would take longer than it saves."""
         return ()
 
     def learn(self, row: Row, memory: Memory, tree: TokenTree, path: list[int], out: PassOutput) -> None:
