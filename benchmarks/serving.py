@@ -114,7 +114,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=2, help="prompts of each task of the suite")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--each", type=int, default=2, help="requests of each client, at least")
+    parser.add_argument("--each", type=int, default=2, help="requests of each client on average, at least")
     parser.add_argument("--least", type=int, default=24, help="requests of all clients together, at least")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
@@ -147,17 +147,20 @@ def middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def load(way: Way, prompts: Sequence[str], clients: int, each: int, tokens: int) -> dict[str, Any]:
-    """So many clients, each with so many requests, one after the other."""
+    """So many clients, who ask one question after the other until there were so many of each on average: whoever has an
+    answer takes the next one, so that all are busy nearly to the end.
+    """
     answers: list[Answered] = []
+    questions = iter(range(clients * each))
     # A connection for each request: some servers close one that is kept in the moment when it is used again.
     async with httpx.AsyncClient(base_url=way.url, timeout=1200, headers={"Connection": "close"}) as http:
 
-        async def client(number: int) -> None:
-            for turn in range(each):
-                answers.append(await ask(http, way, prompts[(number * each + turn) % len(prompts)], tokens))
+        async def client() -> None:
+            for number in questions:
+                answers.append(await ask(http, way, prompts[number % len(prompts)], tokens))
 
         began = time.perf_counter()
-        await asyncio.gather(*map(client, range(clients)))
+        await asyncio.gather(*(client() for _ in range(clients)))
         seconds = time.perf_counter() - began
     return {
         "tokens_per_s": sum(answer.tokens for answer in answers) / seconds,
