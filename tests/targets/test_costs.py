@@ -186,6 +186,23 @@ def test_what_contexts_add_is_not_learned_as_width() -> None:
     assert costs(2) == pytest.approx(1.2, rel=0.02)
 
 
+@pytest.mark.parametrize(("read", "score"), [(1e-5, 0.0), (0.0, 0.0), (0.0, 3e-6), (1e-6, 5e-7)])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_what_contexts_add_is_learned(read: float, score: float, rows: int) -> None:
+    """Of passes of two widths, what those of others take after long contexts: measured wrongly, or not at all."""
+
+    def true(width: int, slots: float) -> float:
+        return 0.005 + 0.001 * width + (slots - 64) * (rows * 1e-6 + width * 5e-7)
+
+    costs = LearnedCosts({width: true(width, 64) for width in WIDTHS}, context=64, read=read, score=score)
+    rng = random.Random(0)
+    for turn in range(300):
+        width, slots = rows * (2 + turn % 2), rng.uniform(50, 700)
+        costs.observe(width, true(width, slots) * rng.lognormvariate(0, 0.08), slots, rows)
+    for width in (1, 2, 4):
+        assert costs(rows * width, 600, rows) == pytest.approx(true(rows * width, 600), rel=0.1)
+
+
 def test_rare_passes_for_the_sake_of_knowing() -> None:
     costs, probed = LearnedCosts({width: 1.0 + 0.1 * width for width in WIDTHS}), []
     for turn in range(300):

@@ -17,6 +17,8 @@ SPEED, LEAN, BEND, STEP = 1.0, 0.7, 0.3, 0.1  # of all together, of the slope, o
 OCTAVES = 1.5  # widths that far apart, in factors of two, still share most of their bend
 MEASURED, NOISE = 0.25, 0.1  # of a width's first measurement, of a pass that is run
 DRIFT, CHANGE = 0.03, 0.003  # from one pass to the next: of the machine's speed, of a width's own cost
+DOUBLED = 1000  # tokens in the cache that may, for all that is known, double a pass's time, or a token's share of it
+UNSURE = 0.5  # standard deviation of what is given as added by contexts, as a part of it
 SLOWER, FASTER = 2.0, 4.0  # the most standard deviations that a pass counts for: noise only ever adds
 
 LEARNED_FROM = ((64, 1), (256, 4), (np.inf, 16))  # up to so many passes each so many-th: learning takes time, too
@@ -107,11 +109,12 @@ class Costs:
 class LearnedCosts(Costs):
     """Costs that take what was measured for a first opinion, and learn from the passes that are run anyway.
 
-    log T at the widths is a Gaussian vector, updated by each pass (a Kalman filter). Before anything was measured it
-    is a straight line in k, of unknown speed and slope, with bends that neighbouring widths share and small steps of
-    each width's own. So a width that was measured while another program ran is put right by its neighbours, and one
-    program's burst moves the speed of all rather than the width it happened to hit. A pass that took far longer than
-    expected counts as if it had taken a little longer.
+    log base at the widths, `read` and `score` are a Gaussian vector, updated by each pass (a Kalman filter, of a model
+    that is straight near what is believed). Before anything was measured log base is that of a straight line in k, of
+    unknown speed and slope, with bends that neighbouring widths share and small steps of each width's own. So a width
+    that was measured while another program ran is put right by its neighbours, and one program's burst moves the speed
+    of all rather than the width it happened to hit. A pass that took far longer than expected counts as if it had taken
+    a little longer.
 
     Args:
         measured: standard deviation of what is given, in logarithms: greater where it is a guess.
@@ -134,12 +137,15 @@ class LearnedCosts(Costs):
         lean = octaves - octaves[0]
         prior = SPEED**2 + LEAN**2 * np.outer(lean, lean) / max(lean[-1], 1.0) ** 2 + BEND**2 * shared + STEP**2 * own
         gain = np.linalg.solve(prior + measured**2 * own, prior).T
-        self._mean = np.log(line) + gain @ np.log(self.base / line)
-        self._covariance = prior - gain @ prior
-        self._change = DRIFT**2 + CHANGE**2 * (shared + own)
+        further = np.array([self.read, self.score])
+        doubling = np.array([self.base[0], self.slope]) / DOUBLED
+        unsure = UNSURE * further + doubling
+        self._mean = np.concatenate([np.log(line) + gain @ np.log(self.base / line), further])
+        self._covariance = _block(prior - gain @ prior, unsure**2)
+        self._change = _block(DRIFT**2 + CHANGE**2 * (shared + own), (CHANGE * unsure) ** 2)
         self._observed, self._next_probe = 0, FIRST_PROBE  # passes
         self._probed: int | None = None  # a width that is being tried
-        self._set(np.exp(self._mean))
+        self._believe()
 
     @classmethod
     def fitted(cls, passes: Mapping[int, Mapping[int, float]]) -> LearnedCosts:
@@ -162,23 +168,32 @@ class LearnedCosts(Costs):
     def observe(self, width: int, seconds: float, slots: float | None = None, rows: int = 1) -> None:
         self._observed += 1
         since = next(each for most, each in LEARNED_FROM if self._observed <= most)
-        base = seconds - self._further(width, slots, rows)
         tried, self._probed = width == self._probed, None
         if (widest := int(self.widths[-1])) < width:  # what the straight line from there on says of the last width
-            width, base = widest, base * self(widest) / self(width)
-        if (tried or self._observed % since == 0) and base > 0:
-            self._learn(width, base, since)
+            width, seconds = widest, seconds * self(widest, slots, rows) / self(width, slots, rows)
+        if seconds > 0 and (tried or self._observed % since == 0):
+            further = 0.0 if slots is None else slots - self.context
+            self._learn(width, seconds, further * np.array([rows, width]), since)
 
-    def _learn(self, width: int, base: float, since: int) -> None:
+    def _learn(self, width: int, seconds: float, further: Float[np.ndarray, " 2"], since: int) -> None:
+        """Take in a pass, for which `read` and `score` count so many times."""
         at = self._between(width)
+        base = float(np.exp(at @ self._mean[:-2]))
+        expected = max(base + float(further @ self._mean[-2:]), self._least)
+        told_by = np.concatenate([at * base, further]) / expected
         self._covariance += since * self._change
-        covariance = self._covariance @ at
-        variance = float(at @ covariance) + NOISE**2
-        surprise = (np.log(base) - float(at @ self._mean)) / variance**0.5
+        covariance = self._covariance @ told_by
+        variance = float(told_by @ covariance) + NOISE**2
+        surprise = float(np.log(seconds / expected)) / variance**0.5
         surprise = min(max(surprise, -FASTER), SLOWER) * variance**0.5
         self._mean += covariance * (surprise / variance)
+        self._mean[-2:] = np.maximum(self._mean[-2:], 0.0)
         self._covariance -= np.outer(covariance, covariance) / variance
-        self._set(np.exp(self._mean))
+        self._believe()
+
+    def _believe(self) -> None:
+        self._set(np.exp(self._mean[:-2]))
+        self.read, self.score = self._mean[-2:].tolist()
 
     def probe(self, widths: Sequence[int], gains: Sequence[float] = (), rate: float = 0.0) -> int | None:
         if self._observed < self._next_probe or len(widths) < 2:
@@ -187,7 +202,7 @@ class LearnedCosts(Costs):
         best, doubted = max(gains, default=0.0), []
         for width, gain in zip(widths, gains or [0.0] * len(widths), strict=True):
             at = self._between(width)
-            doubt = float(at @ self._covariance @ at) ** 0.5
+            doubt = float(at @ self._covariance[:-2, :-2] @ at) ** 0.5
             if gain + rate * float(at @ self.base) * doubt >= best:  # were it faster than thought
                 doubted.append((doubt, width))
         self._probed = max(doubted, key=itemgetter(0))[1]
@@ -201,6 +216,14 @@ class LearnedCosts(Costs):
         at[high] = min(max(share, 0.0), 1.0)
         at[high - 1] = 1.0 - at[high]
         return at
+
+
+def _block(of_widths: Float[np.ndarray, "widths widths"], of_contexts: Float[np.ndarray, " 2"]) -> np.ndarray:
+    """The covariance of numbers that have nothing to do with each other."""
+    size = len(of_widths)
+    found = np.zeros((size + 2, size + 2))
+    found[:size, :size], found[size:, size:] = of_widths, np.diag(of_contexts)
+    return found
 
 
 def _line(widths: Float[np.ndarray, " widths"], seconds: Float[np.ndarray, " widths"]) -> Float[np.ndarray, " widths"]:
