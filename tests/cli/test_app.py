@@ -68,6 +68,14 @@ def test_closed_streams(words, code):
         ("export", "draft-model", "-o", ""),
         ("export", "medusa", "-o", ""),
         ("export", "llama-cpp-lookup", "-o", ""),
+        ("train", "data", "--prompts", "", "-o", "x"),
+        ("train", "data", "--prompts", "x", "-o", ""),
+        ("train", "data", "--prompts", "x", "-o", "x", "--text", ""),
+        ("train", "prompts", "-o", ""),
+        ("train", "medusa", "--data", ""),
+        ("train", "medusa", "--data", "x", "-o", ""),
+        ("train", "stop-predictor", "-p", "disco", "-d", "none", "--prompts", ""),
+        ("serve", "--config", ""),
     ],
 )
 def test_empty_paths(run, words):

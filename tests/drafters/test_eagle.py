@@ -318,6 +318,7 @@ def test_options(tmp_path: Path, cache_dir: Path) -> None:
         ({"tree": 0}, "tree must be >= 1"),
         ({"k": 0}, "k = 1 layer or more"),
         ({"tree": 2, "budget": 0}, "budget must be auto or at least 1"),
+        ({"tree": 2, "budget": 10**9}, "at least 1 and at most 4096, not 1000000000"),
         ({}, "no trained EAGLE head for .*paceline train eagle"),
         ({"k": 2}, "no trained EAGLE head with layers = 2"),
     ):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from typer import Context, Option
 
 from paceline.cli.console import tell_notes
-from paceline.cli.options import MethodOptions, ModelOptions, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, given_path, grouped
 from paceline.errors import OptionError, require
 
 #: Drafters that need no training and next to no memory: offered beside the default one.
@@ -66,7 +66,14 @@ def serve(
     log_json: Annotated[bool, Option("--log-json", help="Log lines are JSON objects.")] = False,
     config: Annotated[  # noqa: ARG001  # its callback reads it
         Path | None,
-        Option("--config", callback=_configured, is_eager=True, help="TOML file of these options: name = value."),
+        Option(
+            "--config",
+            parser=given_path,
+            metavar="FILE",
+            callback=_configured,
+            is_eager=True,
+            help="TOML file of these options: name = value.",
+        ),
     ] = None,
 ) -> None:
     """Serve the OpenAI API, and a page that shows who drafts what."""

@@ -20,6 +20,7 @@ from paceline.errors import require
 from paceline.targets.target import PassOutput, Target
 
 MOST = {"cpu": 32, "cuda": 64}  # nodes that "auto" chooses among: a wider pass is nearly free on a GPU only
+LARGEST = 4096  # budget: memory is taken for as many
 
 
 @dataclass
@@ -123,10 +124,11 @@ class LookupDrafter(TreeDrafter):
 
 
 def max_candidates(budget: int | str, target: Target) -> int:
-    """Most nodes of a tree under an option `budget`. Raises OptionError for what is neither "auto" nor above 0."""
+    """Most nodes of a tree under an option `budget`. Raises OptionError unless that is "auto" or 1 to `LARGEST`."""
     if budget == AUTO:
         return MOST.get(target.device.type, MOST["cuda"])
-    require(isinstance(budget, int) and budget >= 1, f"budget must be auto or at least 1, not {budget}")
+    fits = isinstance(budget, int) and 1 <= budget <= LARGEST
+    require(fits, f"budget must be auto or at least 1 and at most {LARGEST}, not {budget}")
     return int(budget)
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from typer import Option
 
 from paceline.cli.console import harmless, print_json
-from paceline.cli.options import MethodOptions, ModelOptions, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, given_path, grouped
 from paceline.cli.train import early_exit as train_early_exit
 from paceline.cli.train import guide as train_guide
 from paceline.cli.train import heads as train_heads
@@ -49,11 +49,33 @@ app.command("prompts")(train_prompts.prompts)
 def data(
     source: ModelOptions,
     prompts: Annotated[
-        list[Path], Option("--prompts", "-p", help="JSONL with turns, prompt or text in a row; may be repeated.")
+        list[Path],
+        Option(
+            "--prompts",
+            "-p",
+            parser=given_path,
+            metavar="FILE",
+            help="JSONL with turns, prompt or text in a row; may be repeated.",
+        ),
     ],
-    out: Annotated[Path, Option("--out", "-o", help="Folder of the data; a run that was stopped goes on there.")],
+    out: Annotated[
+        Path,
+        Option(
+            "--out",
+            "-o",
+            parser=given_path,
+            metavar="FOLDER",
+            help="Folder of the data; a run that was stopped goes on there.",
+        ),
+    ],
     text: Annotated[
-        list[Path] | None, Option("--text", help="Open text to mix in: text or JSONL, .gz or not; may be repeated.")
+        list[Path] | None,
+        Option(
+            "--text",
+            parser=given_path,
+            metavar="FILE",
+            help="Open text to mix in: text or JSONL, .gz or not; may be repeated.",
+        ),
     ] = None,
     text_share: Annotated[float | None, Option("--text-share", help="Its share of the tokens; default 0.2.")] = None,
     limit: Annotated[int | None, Option("--limit", min=1, help="First prompts of each file.")] = None,

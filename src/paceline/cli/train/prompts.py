@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import track
 from typer import Option
 
-from paceline.cli.options import MethodOptions, ModelOptions, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, given_path, grouped
 
 
 @grouped
 def prompts(
     source: ModelOptions,
-    out: Annotated[Path, Option("--out", "-o", help="JSONL file to write.")],
+    out: Annotated[Path, Option("--out", "-o", parser=given_path, metavar="FILE", help="JSONL file to write.")],
     count: Annotated[int, Option("--count", "-c", min=1, help="How many.")] = 1000,
     max_new_tokens: Annotated[int, Option("--max-new-tokens", "-n", min=1, help="Longest prompt.")] = 256,
     temperature: Annotated[float, Option("--temperature", "-t", help="Of all tokens.")] = 1.0,

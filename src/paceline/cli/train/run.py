@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typer import Option
 
 from paceline.cli.console import print_json
+from paceline.cli.options import given_path
 from paceline.errors import require
 
 if TYPE_CHECKING:
@@ -30,14 +31,26 @@ class Training:
     """On what, how long, where."""
 
     data: Annotated[
-        list[Path], training_option("--data", help="Folder that 'paceline train data' wrote; may be repeated.")
+        list[Path],
+        training_option(
+            "--data",
+            parser=given_path,
+            metavar="FOLDER",
+            help="Folder that 'paceline train data' wrote; may be repeated.",
+        ),
     ]
     model: Annotated[str, training_option("--model", "-m", help="Named model, hub id, folder or GGUF file.")] = (
         "smollm2-135m"
     )
     out: Annotated[
         Path | None,
-        training_option("--out", "-o", help="Folder of the head; default in the cache, where its drafter finds it."),
+        training_option(
+            "--out",
+            "-o",
+            parser=given_path,
+            metavar="FOLDER",
+            help="Folder of the head; default in the cache, where its drafter finds it.",
+        ),
     ] = None
     objective: Annotated[
         Literal["text", "argmax", "distil", "whole"],

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typer import Option
 
 from paceline.cli.console import print_json
-from paceline.cli.options import MethodOptions, ModelOptions, grouped
+from paceline.cli.options import MethodOptions, ModelOptions, given_path, grouped
 from paceline.errors import OptionError
 
 if TYPE_CHECKING:
@@ -29,11 +29,23 @@ def stop_predictor(
     policy: Annotated[str, Option("--policy", "-p", help="Whose predictor: cali-ts, specdec++ or disco.")],
     drafter: Annotated[str, Option("--drafter", "-d", help="NAME[:OPTION=VALUE]…: whose drafts are judged.")],
     prompts: Annotated[
-        list[Path], Option("--prompts", help="JSONL with turns, prompt or text in a row; may be repeated.")
+        list[Path],
+        Option(
+            "--prompts",
+            parser=given_path,
+            metavar="FILE",
+            help="JSONL with turns, prompt or text in a row; may be repeated.",
+        ),
     ],
     out: Annotated[
         Path | None,
-        Option("--out", "-o", help="File to write; default in the cache, where the policy finds it."),
+        Option(
+            "--out",
+            "-o",
+            parser=given_path,
+            metavar="FILE",
+            help="File to write; default in the cache, where the policy finds it.",
+        ),
     ] = None,
     form: Annotated[str | None, Option("--form", help="Of cali-ts: features (the default), low-rank or full.")] = None,
     limit: Annotated[int | None, Option("--limit", min=1, help="First prompts of each file.")] = None,
@@ -41,6 +53,8 @@ def stop_predictor(
         Path | None,
         Option(
             "--examples",
+            parser=given_path,
+            metavar="FOLDER",
             help="Folder to keep the drafted tokens in, for other predictors; default while they are made.",
         ),
     ] = None,
