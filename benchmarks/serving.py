@@ -6,8 +6,9 @@
 At each level so many clients ask one question after the other, greedily and streaming. Methods and servers take turns,
 level by level and repeat by repeat; of the repeats the median counts, and of the `--fixed` methods the best at each
 level. How many times as fast `auto` is as the others is said apart: the median over turns that follow each other.
-`--llama`: llama.cpp's server (the package xllamacpp, in a virtual environment of its own) on the same GGUF file.
-`--transformers`: `transformers serve` on the same weights. `--other`: any server with the OpenAI API that runs already.
+`--llama`: llama.cpp's server (the package xllamacpp, in a virtual environment of its own) on the same GGUF file, plain
+and with drafts. `--transformers`: `transformers serve` on the same weights. `--other`: any server with the OpenAI API
+that runs already.
 With `--suite speed-bench:config=throughput_1k --tasks low_entropy` it is SPEED-Bench's throughput: tokens/s of all
 clients together, and those that one of them sees, against how many there are.
 """
@@ -40,6 +41,7 @@ from paceline.bench.suites import load_suite
 from paceline.targets.sources import resolve
 
 HERE = Path(__file__).parent
+LLAMA_DRAFTERS: tuple[list[str], ...] = ([], ["NGRAM_MOD"])  # of those that need no other model
 
 
 class Way(NamedTuple):
@@ -77,15 +79,10 @@ def main() -> None:
             ways.append(Way(method, ours.url, {"paceline": named}))
         source = resolve(options.model)
         if options.llama:
-            command = [
-                environment(),
-                HERE / "llama_server.py",
-                source.gguf,
-                os.cpu_count(),
-                max(levels),
-                options.context,
-            ]
-            ways.append(Way("llama-server", stack.enter_context(started(command)), {}))
+            size = os.cpu_count(), max(levels), options.context
+            for drafter in LLAMA_DRAFTERS:
+                command = [environment(), HERE / "llama_server.py", source.gguf, *size, *drafter]
+                ways.append(Way(" ".join(["llama-server", *drafter]), stack.enter_context(started(command)), {}))
         if options.transformers:
             folder = source.location
             ways.append(Way("transformers serve", stack.enter_context(hugging_face(folder)), {"model": folder}))
