@@ -20,6 +20,8 @@ from paceline.targets.span import Span
 if TYPE_CHECKING:
     from paceline.targets.target import Target
 
+TURNS = 4, 400  # of the passes that are timed: least and most
+
 Skip = Collection[tuple[int, str]]
 Matches = list[Bool[np.ndarray, " tokens"]]  # a prompt: whether each token would have been drafted right
 
@@ -114,7 +116,10 @@ class SkipCosts:
 
 @torch.inference_mode()
 def measure(target: Target, k_max: int = 8, context: int = 128, seconds: float = 30.0) -> SkipCosts:
-    """Time the passes on this machine, turn by turn for `seconds`: the fastest of each, as disturbances only add."""
+    """Time the passes on this machine, turn by turn: the fastest of each, as disturbances only add.
+
+    It takes `seconds`, or less where the most of `TURNS` are done before.
+    """
     context = min(context, target.context - k_max - 1)
     cache = target.new_cache(1, context + k_max + 1)
     cache.lengths[:] = context
@@ -138,7 +143,7 @@ def measure(target: Target, k_max: int = 8, context: int = 128, seconds: float =
     passes = [*drafts, *(verify(width) for width in range(1, k_max + 2))]
     best = [float("inf")] * len(passes)
     turns, deadline = 0, time.perf_counter() + seconds
-    while turns < 4 or time.perf_counter() < deadline:
+    while turns < TURNS[0] or (turns < TURNS[1] and time.perf_counter() < deadline):
         turns += 1
         for index, run in enumerate(passes):
             started = time.perf_counter()
