@@ -64,6 +64,7 @@ class RunningBatch:
             f"{drafter.source} drafts trees, and {target.name} reads chains only: choose another drafter",
         )
         self.target, self.drafter, self.prefixes = target, drafter, prefixes
+        self._kept_taps = drafter.kept_taps
         self._reading: Reading | None = None  # whose prompt is being read
         self._rows: list[Request] = []  # decoding; a request's slot is its index
         self._waiting: deque[Request] = deque()
@@ -191,7 +192,7 @@ class RunningBatch:
             request, own = self._waiting.popleft(), self._allocated.rows(row, row + 1)
             try:
                 taps = self._taps([request], self.drafter.prompt_taps)
-                self._reading = Reading(self.target, request, row, own, taps, self.drafter.kept_taps, self.prefixes)
+                self._reading = Reading(self.target, request, row, own, taps, self._kept_taps, self.prefixes)
                 return self._reading
             except Exception as error:
                 _refuse(request, error)
@@ -214,7 +215,7 @@ class RunningBatch:
         self.drafter.begin(request, hidden)
         request.stats.prefill_seconds += now() - began
         if self.prefixes:
-            self.prefixes.begin(request, {tap: hidden[tap] for tap in self.drafter.kept_taps})
+            self.prefixes.begin(request, {tap: hidden[tap] for tap in self._kept_taps})
         self._rows.append(request)
         self._reading = None
 
@@ -246,10 +247,10 @@ class RunningBatch:
         self._allocated.move(source, free)
         self.drafter.move(source, free)
 
-    def _taps(self, rows: Sequence[Request], drafter: Collection[int]) -> set[int]:
-        """What the `drafter` wants, and the last hidden states where a policy looks at them."""
+    def _taps(self, rows: Sequence[Request], wanted: Collection[int]) -> set[int]:
+        """What the drafter has `wanted`, and the last hidden states where a policy looks at them."""
         last = {self.target.num_layers} if any(row.policy.reads_hidden for row in rows) else set[int]()
-        return last.union(drafter)
+        return last.union(wanted)
 
 
 def _refuse(request: Request, error: Exception) -> None:

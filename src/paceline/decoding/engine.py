@@ -207,7 +207,7 @@ class Engine(RunningBatch):
         if row.top is not None:
             row.record(read.logits[outcome.path[: len(tokens)]], tokens)
         if self.prefixes:
-            self.prefixes.extend(row, {tap: read.taps[tap][outcome.path] for tap in self.drafter.kept_taps})
+            self.prefixes.extend(row, {tap: read.taps[tap][outcome.path] for tap in self._kept_taps})
         row.policy.observe(tree.depth, len(outcome.path) - 1)
         if row.policy.reads_hidden:
             row.policy.begin_round(out.taps[self.target.num_layers][row.slot, outcome.path[-1]])

@@ -74,7 +74,7 @@ class Costs:
         """T of several widths at once, with arguments as above."""
         if widths[-1] > TABLE:
             return [self(width, slots, rows) for width in widths]
-        table, least, further = self._table, self._least, 0.0 if slots is None else slots - self.context
+        table, least, further = self._table, self._least, self._beyond(slots)
         row, token = further * rows * self.read, further * self.score
         return [max(table[width] + row + width * token, least) for width in widths]
 
@@ -92,7 +92,11 @@ class Costs:
         return None
 
     def _further(self, width: int, slots: float | None, rows: int) -> float:
-        return 0.0 if slots is None else (slots - self.context) * (rows * self.read + width * self.score)
+        return self._beyond(slots) * (rows * self.read + width * self.score)
+
+    def _beyond(self, slots: float | None) -> float:
+        """Tokens in the cache beyond those of the passes that are given."""
+        return 0.0 if slots is None else slots - self.context
 
     def _set(self, seconds: Float[np.ndarray, " widths"]) -> None:
         #: Seconds at `widths`.
@@ -172,8 +176,7 @@ class LearnedCosts(Costs):
         if (widest := int(self.widths[-1])) < width:  # what the straight line from there on says of the last width
             width, seconds = widest, seconds * self(widest, slots, rows) / self(width, slots, rows)
         if seconds > 0 and (tried or self._observed % since == 0):
-            further = 0.0 if slots is None else slots - self.context
-            self._learn(width, seconds, further * np.array([rows, width]), since)
+            self._learn(width, seconds, self._beyond(slots) * np.array([rows, width]), since)
 
     def _learn(self, width: int, seconds: float, further: Float[np.ndarray, " 2"], since: int) -> None:
         """Take in a pass, for which `read` and `score` count so many times."""

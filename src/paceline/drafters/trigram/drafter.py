@@ -142,7 +142,7 @@ class Trigram(LookupDrafter):
 
     @property
     def prompt_taps(self) -> tuple[int, ...]:
-        """None: the guide is asked from the second round on. A state for the first would take longer than it saves."""
+        """None: the guide is asked from the second round on."""
         return ()
 
     def learn(self, row: Row, memory: Memory, tree: TokenTree, path: list[int], out: PassOutput) -> None:
