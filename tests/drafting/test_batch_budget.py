@@ -26,11 +26,13 @@ def chain(scores: Sequence[float]) -> TokenTree:
     return tree
 
 
-def shares(trees: Sequence[TokenTree], costs: Costs, rows: int, others: Sequence[int] = ()) -> list[Share]:
+def shares(
+    trees: Sequence[TokenTree], costs: Costs, rows: int, others: Sequence[int] = (), packed: bool = False
+) -> list[Share]:
     return [
         Share(budget, budget.plan(tree, rows, other), other, drafting=0.0, slots=0)
         for tree, other in zip(trees, others or [0] * len(trees), strict=True)
-        for budget in [Budget(costs)]
+        for budget in [Budget(costs, packed=packed)]
     ]
 
 
@@ -66,10 +68,43 @@ def test_one_row_likely_to_be_right_does_not_widen_the_pass_of_all() -> None:
     assert [tree.drafted for tree in spend(shares(trees, FLAT, 8), 8).trees] == [2] * 8
 
 
-def test_goes_to_plain_decoding_by_itself() -> None:
+@given(
+    st.lists(st.lists(st.floats(0.01, 1.0), max_size=6), min_size=2, max_size=5),
+    st.sampled_from([CPU, FLAT]),
+    st.integers(0, 2),
+    st.data(),
+)
+def test_no_other_candidates_are_worth_more(
+    scores: list[list[float]], costs: Costs, plain: int, data: st.DataObject
+) -> None:
+    """The same without padding: of all sets of candidates the best, which for each number are the likeliest."""
+    rows, others = len(scores) + plain, [data.draw(st.integers(0, 3)) for _ in scores]
+    made = shares([chain(one) for one in scores], costs, rows, others, packed=True)
+    taken = spend(made, rows).trees
+    every = sorted((p for share in made for p in share.plan.probabilities), reverse=True)
+
+    def worth(found: Sequence[float]) -> float:
+        tokens = rows + sum(others) + len(found)
+        return sum(found) - rows / costs(rows, 0, rows) * costs(tokens, 0, rows)
+
+    kept = [p for share, tree in zip(made, taken, strict=True) for p in share.plan.probabilities[: tree.drafted]]
+    assert worth(kept) == pytest.approx(max(worth(every[:count]) for count in range(len(every) + 1)))
+
+
+def test_without_padding_one_row_likely_to_be_right_widens_its_own_part() -> None:
+    trees, costs = [chain([0.95, 0.9]), *[chain([0.1, 0.05])] * 7], Costs({1: 1.0, 8: 1.8, 16: 2.2, 64: 6.0})
+    for packed, most in ((False, 0), (True, 2)):
+        taken = spend(shares(trees, costs, 8, packed=packed), 8).trees
+        assert [tree.drafted for tree in taken] == [most] + [0] * 7
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_goes_to_plain_decoding_by_itself(packed: bool) -> None:
     """Where eight rows fill the machine: 8 tokens of width cost nearly what 16 give."""
     dear = Costs({1: 1.0, 8: 4.0, 16: 8.0, 64: 32.0})
-    drafted = [sum(t.drafted for t in spend(shares([chain([0.7])] * n, dear, n), n).trees) for n in (1, 8)]
+    drafted = [
+        sum(t.drafted for t in spend(shares([chain([0.7])] * n, dear, n, packed=packed), n).trees) for n in (1, 8)
+    ]
     assert drafted[1] == 0
     assert spend([], 3).trees == []
 

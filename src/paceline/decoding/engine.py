@@ -186,7 +186,8 @@ class Engine(RunningBatch):
         after_draft = seconds["verify"] + seconds["sample"] + seconds["other"]
         passes = known_costs(self.target)
         if passes and start == 0:
-            passes.observe(span.batch * span.width, after_draft, sum(span.starts.tolist()) / span.batch, span.batch)
+            width = span.tokens if self.target.packs else span.batch * span.width
+            passes.observe(width, after_draft, sum(span.starts.tolist()) / span.batch, span.batch)
         drafter = self.drafter.drafted_for(rows[0], trees[0]) if len(trees) == 1 else None
         if drafter and (rounds := known_costs(drafter)):
             depth, forwards = trees[0].depth, drafter.forwards
@@ -210,6 +211,6 @@ class Engine(RunningBatch):
             self.prefixes.extend(row, {tap: read.taps[tap][outcome.path] for tap in self._kept_taps})
         row.policy.observe(tree.depth, len(outcome.path) - 1)
         if row.policy.reads_hidden:
-            row.policy.begin_round(out.taps[self.target.num_layers][row.slot, outcome.path[-1]])
+            row.policy.begin_round(read.taps[self.target.num_layers][outcome.path[-1]])
         self.drafter.observe(row, tree, outcome.path, read)
         return tokens

@@ -15,8 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.targets.logits import argmax
-
 if TYPE_CHECKING:
     from paceline.drafting.tree import TokenTree
     from paceline.targets.target import PassOutput
@@ -78,7 +76,7 @@ def verify(
     chosen = [row.verification(tree) for row, tree in zip(rows, trees, strict=True)]
     likeliest: list[list[int]] = []
     if Verification.ARGMAX in chosen:  # of all rows at once
-        likeliest = argmax(out.logits) if out.likeliest is None else out.likeliest.tolist()
+        likeliest = out.choices()
     outcomes = []
     for row, tree, how in zip(rows, trees, chosen, strict=True):
         if how is Verification.ARGMAX:
@@ -86,7 +84,7 @@ def verify(
         elif how is Verification.SCRIPT:
             outcomes.append(walk(tree, row.script(tree)))
         else:
-            outcomes.append(_by_scores(row, tree, how, row.scores(tree, out.logits[row.slot, : len(tree)])))
+            outcomes.append(_by_scores(row, tree, how, row.scores(tree, out.row(row.slot, len(tree)).logits)))
     return outcomes
 
 

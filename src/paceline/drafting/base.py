@@ -127,7 +127,7 @@ class Drafter:
 
     def new_budget(self) -> Budget:
         """An automatic budget for a request, which starts from what those before it have shown of this drafter."""
-        return Budget(costs_of(self.target), self.calibration)
+        return Budget(costs_of(self.target), self.calibration, self.target.packs)
 
     @property
     def predictors(self) -> tuple[Path, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from statistics import fmean
 from typing import NamedTuple
 
@@ -41,11 +43,11 @@ class Spent(NamedTuple):
 
 
 def spend(shares: Sequence[Share], rows: int) -> Spent:
-    """What is verified of each request's candidates, so that the batch gets most tokens for its time.
+    """What is verified of each request's candidates, so that the batch gets most tokens for its time: the best of all,
+    as long as they bring more than the time for them would bring otherwise, at the rate of the whole batch.
 
-    All trees are padded to the widest, so the only choice is that one's width: a further token of it costs as much as
-    `rows` tokens, and every request fills it with the best candidates that it has left. It is worth it where these
-    bring more than the time would bring otherwise, at the rate of the whole batch.
+    Where trees are padded to the widest, the only choice is that one's width: a further token of it costs as much as
+    `rows` tokens, and every request fills it with the best candidate that it has left.
 
     Args:
         rows: how many requests share the pass: these, and others who have nothing to choose.
@@ -56,24 +58,49 @@ def spend(shares: Sequence[Share], rows: int) -> Spent:
         [(budget, plan, _, drafting, length)] = shares
         return Spent([budget.take(plan, drafting)], plan.gain, budget.rate(rows, length))
     costs, slots = shares[0].budget.costs, fmean(share.slots for share in shares)
-    narrow = max(share.others for share in shares)
-    wide = max(share.others + len(share.plan.order) for share in shares)
-    widths = range(rows * (narrow + 1), rows * (wide + 1) + 1, rows)
+    narrow, counts, choices = (_packed if shares[0].budget.packed else _padded)(shares, rows)
+    step = shares[0].budget.step(rows)
+    widths = range(narrow, narrow + step * len(choices) + 1, step)
     seconds = costs.series(widths, slots, rows)
     rate = fmean(share.budget.rate(rows, slots) for share in shares)
     gains = [0.0]
-    for width in range(narrow + 1, wide + 1):
-        brought = sum(sum(share.plan.probabilities[width - share.others - 1 :][:1]) for share in shares)
-        gains.append(gains[-1] + brought - rate * (seconds[width - narrow] - seconds[width - narrow - 1]))
+    for at, choice in enumerate(choices):
+        gains.append(gains[-1] + choice.brings - rate * (seconds[at + 1] - seconds[at]))
     most = max(gains)
     probed = costs.probe(widths, gains, rate)
-    best = narrow + (gains.index(most) if probed is None else widths.index(probed))
-    taken = (seconds[best - narrow] + costs.between) / rows
-    trees = [
-        share.budget.verify(share.plan, min(best - share.others, len(share.plan.order)), taken + share.drafting)
-        for share in shares
-    ]
+    best = gains.index(most) if probed is None else widths.index(probed)
+    counts.update(at for choice in choices[:best] for at in choice.of)
+    taken = (seconds[best] + costs.between) / rows
+    trees = [share.budget.verify(share.plan, counts[at], taken + share.drafting) for at, share in enumerate(shares)]
     return Spent(trees, most, rate)
+
+
+class Choice(NamedTuple):
+    """A step by which a pass may grow: the next candidate of some requests, by their number."""
+
+    brings: float  # tokens
+    of: Sequence[int]
+
+
+def _packed(shares: Sequence[Share], rows: int) -> tuple[int, Counter[int], list[Choice]]:
+    """Tokens of a pass that need not be chosen, candidates that it has room for, by request, and the steps by which it
+    may grow: here one candidate each.
+    """
+    choices = [Choice(brings, [at]) for at, share in enumerate(shares) for brings in share.plan.probabilities]
+    choices.sort(key=attrgetter("brings"), reverse=True)
+    return rows + sum(share.others for share in shares), Counter(), choices
+
+
+def _padded(shares: Sequence[Share], rows: int) -> tuple[int, Counter[int], list[Choice]]:
+    """Likewise where one step is a candidate of every request."""
+    narrow = max(share.others for share in shares)
+    wide = max(share.others + len(share.plan.order) for share in shares)
+    room = Counter({at: min(narrow - share.others, len(share.plan.order)) for at, share in enumerate(shares)})
+    choices = []
+    for width in range(narrow, wide):
+        of = [at for at, share in enumerate(shares) if width - share.others < len(share.plan.order)]
+        choices.append(Choice(sum(shares[at].plan.probabilities[width - shares[at].others] for at in of), of))
+    return rows * (narrow + 1), room, choices
 
 
 def choose(

@@ -120,10 +120,12 @@ class Budget:
     Args:
         costs: of the target's passes.
         before: what requests before this one have shown of the drafters; it learns from this one.
+        packed: of several requests that share a pass, each has as many nodes as are worth it; else all are padded to
+            the widest.
     """
 
-    def __init__(self, costs: Costs, before: Calibration | None = None) -> None:
-        self.costs = costs
+    def __init__(self, costs: Costs, before: Calibration | None = None, packed: bool = False) -> None:
+        self.costs, self.packed = costs, packed
         self._calibration = Calibration(before, FADING)
         self._factors: dict[str, list[float]] = {}  # this round's, by source and class
         self._tokens, self._seconds = 0.0, 0.0  # fading
@@ -133,6 +135,10 @@ class Budget:
         """Tokens a second of this request when `rows` of them share a pass, all wanting as much as it does."""
         plain = (self.costs(rows, slots, rows) + self.costs.between) / rows
         return (START + self._tokens) / (START * plain + self._seconds)
+
+    def step(self, rows: int) -> int:
+        """Tokens by which a pass grows for one more node of a request: its own, or one of every request."""
+        return 1 if self.packed else rows
 
     def min_score(self, rows: int, drafting: float = 0.0) -> float:
         """Candidates with lower scores than this are as good as never worth verifying. If a level takes `drafting`
@@ -157,20 +163,23 @@ class Budget:
             slots: tokens that the request has in the KV cache; None: as many as where costs were measured.
             nodes: most that may be verified; None: all.
         """
+        narrow = rows * (others + 1)
         if not tree.drafted:
-            width = rows * (others + 1)
-            seconds = (self.costs(width, slots, rows) + self.costs.between) / rows
-            return Selection(tree, [], [], [seconds], [width], [0.0], 0.0)
-        rate = self.rate(rows, slots)
+            alone = (self.costs(narrow, slots, rows) + self.costs.between) / rows
+            return Selection(tree, [], [], [alone], [narrow], [0.0], 0.0)
+        step = self.step(rows)
+        rate = self.rate(rows, slots) / step
         probabilities = self._probabilities(tree)
         order = best_first(probabilities)[:nodes]
-        widths = range(rows * (others + 1), rows * (others + 1 + len(order)) + 1, rows)
-        costs = [(seconds + self.costs.between) / rows for seconds in self.costs.series(widths, slots, rows)]
+        widths = range(narrow, narrow + step * len(order) + 1, step)
+        seconds = self.costs.series(widths, slots, rows)
+        plain = (seconds[0] + self.costs.between) / rows
+        costs = [plain + (wider - seconds[0]) / step for wider in seconds]
         probabilities = [probabilities[node] for node in order]
         gains = [0.0]
         for count, probability in enumerate(probabilities, start=1):
-            gains.append(gains[-1] + probability - rate * (costs[count] - costs[count - 1]))
-        return Selection(tree, order, probabilities, costs, widths, gains, rate / rows)
+            gains.append(gains[-1] + probability - rate * (seconds[count] - seconds[count - 1]))
+        return Selection(tree, order, probabilities, costs, widths, gains, rate)
 
     def take(self, plan: Selection, drafting: float = 0.0) -> TokenTree:
         """The planned part of the tree, or now and then another for the sake of knowing what a pass costs.

@@ -163,8 +163,10 @@ def tree_span(trees: Sequence[TokenTree], lengths: np.ndarray, device: torch.dev
     """
     width = max(map(len, trees))
     ids = np.array([tree.tokens + tree.tokens[:1] * (width - len(tree)) for tree in trees])
+    sizes = np.array([len(tree) for tree in trees])
+    counts = None if sizes.min() == width else sizes
     if all(tree.is_chain for tree in trees):
-        return Span(torch.from_numpy(ids).to(device), lengths.copy())
+        return Span(torch.from_numpy(ids).to(device), lengths.copy(), counts=counts)
     depths = np.zeros_like(ids)
     seen = np.zeros((len(trees), width, width), dtype=bool)
     seen[:, :, 0] = True
@@ -178,4 +180,5 @@ def tree_span(trees: Sequence[TokenTree], lengths: np.ndarray, device: torch.dev
         lengths.copy(),
         depths=torch.from_numpy(depths).to(device),
         ancestors=torch.from_numpy(seen).to(device),
+        counts=counts,
     )

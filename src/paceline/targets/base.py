@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,12 +15,15 @@ from paceline.errors import ContextOverflow
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.context import ENDLESS, context_of
 from paceline.targets.layered import LayeredCache, Layout
+from paceline.targets.logits import argmax
 from paceline.targets.placing import device_of
 from paceline.targets.span import Span
 from paceline.targets.turns import Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Part = slice | tuple[int, slice]  # of the tensors of a pass
 
 PREFILL_CHUNK = 512  # bounds the attention mask and the activations of a long prompt
 
@@ -31,6 +35,8 @@ class PassOutput:
         logits: `[batch, width, vocab]`; or what computes them when they are asked for.
         taps: tap i is the hidden states that enter layer i.
         likeliest: the first of the largest logits, where the pass tells.
+        firsts: where each row's nodes begin, of a pass that left the padding out: all tensors then have the dimension
+            `tokens` in place of `batch` and `width`.
     """
 
     def __init__(
@@ -38,8 +44,9 @@ class PassOutput:
         logits: Tensor | Callable[[], Tensor],
         taps: Mapping[int, Float[Tensor, "batch width hidden"]],
         likeliest: Int[Tensor, "batch width"] | None = None,
+        firsts: Sequence[int] | None = None,
     ) -> None:
-        self._logits, self.taps, self.likeliest = logits, taps, likeliest
+        self._logits, self.taps, self.likeliest, self._firsts = logits, taps, likeliest, firsts
 
     @property
     def logits(self) -> Float[Tensor, "batch width vocab"]:
@@ -49,7 +56,18 @@ class PassOutput:
 
     def row(self, row: int, width: int) -> PassOutput:
         """One row's part without its padding (views)."""
-        return PassOutput(lambda: self.logits[row, :width], TapsOfRow(self.taps, row, width))
+        part = self._part(row, width)
+        return PassOutput(lambda: self.logits[part], TapsOfRow(self.taps, part))
+
+    def choices(self) -> list[list[int]]:
+        """By row: the likeliest token of each node."""
+        found: list[Any] = argmax(self.logits) if self.likeliest is None else self.likeliest.tolist()
+        return found if self._firsts is None else [found[first:last] for first, last in pairwise([*self._firsts, None])]
+
+    def _part(self, row: int, width: int) -> Part:
+        if self._firsts is None:
+            return row, slice(width)
+        return slice(self._firsts[row], self._firsts[row] + width)
 
     def at(self, nodes: list[int]) -> PassOutput:
         """Of one row's part, that of some of its nodes."""
@@ -59,11 +77,11 @@ class PassOutput:
 class TapsOfRow(Mapping[int, Tensor]):
     """One row's part of what was tapped: views that are made when they are asked for, since most never are."""
 
-    def __init__(self, taps: Mapping[int, Float[Tensor, "batch width hidden"]], row: int, width: int) -> None:
-        self._taps, self._row, self._width = taps, row, width
+    def __init__(self, taps: Mapping[int, Tensor], part: Part) -> None:
+        self._taps, self._part = taps, part
 
     def __getitem__(self, tap: int) -> Float[Tensor, "width hidden"]:
-        return self._taps[tap][self._row, : self._width]
+        return self._taps[tap][self._part]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._taps)
@@ -80,6 +98,7 @@ class Target(ABC):
     plain decoding's bit for bit; `exactness` says in a few words why it does, or does not.
     `chains_only` says that it cannot verify a tree with branches.
     `takes_back` says that tokens leave the cache when its lengths are set back, not by `commit` alone.
+    `packs` says that it leaves out the padding of a batch, which then takes no time.
     `ends_early` says that a prompt's pass takes less where nobody wants the last hidden states.
     `border` is the length of a text that drafts had better not go beyond, since a pass over both sides is dear; behind
     it they are free.
@@ -97,6 +116,7 @@ class Target(ABC):
     exact = False
     chains_only = False
     takes_back = True
+    packs = False
     ends_early = False
     border = ENDLESS
     exactness = "the order in which torch's operations sum depends on the width of the pass"

@@ -22,7 +22,8 @@ class Span:
 
     A node sees every committed slot of its row and, of the draft region, the slots that `ancestors` says
     (itself included); without `ancestors` the region is a chain and a node sees all slots up to its own.
-    Padding nodes are ordinary nodes whose results nobody reads: their slots are overwritten before they are seen.
+    Padding nodes, those behind the first `counts` of a row, are ordinary nodes whose results nobody reads: their slots
+    are overwritten before they are seen. A target may leave them out.
     """
 
     ids: Int[Tensor, "batch width"]
@@ -30,6 +31,7 @@ class Span:
     offset: int = 0
     depths: Int[Tensor, "batch width"] | None = None  # below the region's first token; None: a chain
     ancestors: Bool[Tensor, "batch width offset+width"] | None = None
+    counts: np.ndarray | None = None  # int64 [batch]; None: no padding
     final: bool = False  # a piece of a prompt, over one row: all of it will be committed
     memo: dict[object, Any] = field(default_factory=dict, repr=False)  # what targets compute once a span
 
@@ -40,6 +42,18 @@ class Span:
     @property
     def width(self) -> int:
         return self.ids.shape[1]
+
+    @cached_property
+    def tokens(self) -> int:
+        """Nodes without the padding."""
+        return self.batch * self.width if self.counts is None else int(self.counts.sum())
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """Where each row's nodes begin among these."""
+        counts = np.full(self.batch, self.width) if self.counts is None else self.counts
+        firsts: list[int] = (counts.cumsum() - counts).tolist()
+        return firsts
 
     @cached_property
     def end(self) -> int:
@@ -79,7 +93,8 @@ class Span:
         """Itself with slots and positions counted from `bases`, `[batch]`. Built once for the same ones."""
         key = ("behind", bases.tobytes())
         if key not in self.memo:
-            self.memo[key] = Span(self.ids, self.starts - bases, self.offset, self.depths, self.ancestors, self.final)
+            starts = self.starts - bases
+            self.memo[key] = Span(self.ids, starts, self.offset, self.depths, self.ancestors, self.counts, self.final)
         span: Span = self.memo[key]
         return span
 

@@ -257,6 +257,7 @@ class NativeModel:
         states: Sequence[Float[Tensor, "tokens hidden"]] = (),
         skip: bytes | None = None,
         unread: bool = False,
+        packed: bool = False,
         beside: Float[Tensor, "tokens hidden"] | None = None,
         taps: Mapping[int, Float[Tensor, "tokens hidden"]] | None = None,
         logits: Float[Tensor, "last vocab"] | None = None,
@@ -272,6 +273,7 @@ class NativeModel:
             context: positions end here.
             entry: makes what enters of the span's tokens and the pieces of `states`; `hidden` need not hold anything.
             skip: two flags a layer of the range: leave out its attention, its MLP.
+            packed: leave out the span's padding; tensors are of its `tokens` then.
             unread: nothing reads what leaves the last layer. It stores keys and values only.
             beside: what the attention of layer `start` reads besides, see `Target.layers`.
             taps: filled with what enters these layers, which are above `start` and at most `stop`.
@@ -288,7 +290,8 @@ class NativeModel:
         depths, ancestors = (None if part is None else part.contiguous() for part in (span.depths, span.ancestors))
         call = CCall()
         place = ids.shape[0], ids.shape[1], span.offset, context, starts.ctypes.data
-        call.span = CSpan(*place, pointer(depths), pointer(ancestors))
+        counts = span.counts if packed else None
+        call.span = CSpan(*place, pointer(depths), pointer(ancestors), None if counts is None else counts.ctypes.data)
         call.threads, call.first, call.last, call.unread = torch.get_num_threads(), start, stop, unread
         tables = [(rope.cos, rope.sin) for rope in ropes]  # held until the end: another thread may grow them
         for at, (cosine, sine) in enumerate(tables):
@@ -308,7 +311,8 @@ class NativeModel:
         if skip:
             call.skip = ctypes.cast(ctypes.c_char_p(skip), ctypes.c_void_p)
         if logits is not None:
-            call.logits, call.logits_from = logits.data_ptr(), ids.numel() - len(logits)
+            tokens = span.tokens if packed else ids.numel()
+            call.logits, call.logits_from = logits.data_ptr(), tokens - len(logits)
         call.beside, call.hidden = pointer(beside), hidden.data_ptr()
         if likeliest is not None:
             call.top, call.likeliest = likeliest.shape[-1], likeliest.data_ptr()

@@ -101,18 +101,19 @@ struct Stored {  // a layer's keys and values, [rows, kv_heads, slots, head_dim]
     }
 };
 
-struct Span {  // the new tokens of a pass: `width` of each of `batch` rows, row after row
+struct Span {  // the new tokens of a pass: up to `width` of each of `batch` rows, row after row
     int32_t batch, width;
     int32_t offset;             // slots of the rows' draft regions that are filled already
     int32_t context;            // positions end here: padding may lie behind
     const int64_t* starts;      // of each row: the first slot of its draft region
-    const int64_t* depths;      // of each token below that slot; null: a chain
-    const uint8_t* ancestors;   // [tokens, offset + width]: which slots of the region each sees; null: a chain
+    const int64_t* depths;      // [batch x width]: of each below that slot; null: a chain
+    const uint8_t* ancestors;   // [batch x width, offset + width]: which slots of the region each sees; null: a chain
+    const int64_t* counts;      // of each row: the first of its tokens that the pass is over; null: all
 };
 
 struct Entry {  // what makes that which enters the first layer
     const Matrix* embedding;    // null: it is there
-    const int64_t* ids;         // of the tokens
+    const int64_t* ids;         // [batch x width]; of a pass's tokens, once it runs
     float scale;                // of embeddings
     Norm norm;                  // of them, before the matrix
     Matrix matrix;              // outputs 0: none
@@ -144,7 +145,7 @@ struct Call {  // a pass as Python asks for it
 };
 
 struct Pass : Call {  // with all that the kernels need
-    int32_t tokens;
+    int32_t tokens;              // of all rows, without padding
     const int32_t* position;     // of each token
     const int32_t *row, *slot;   // where its key and value go
     const int32_t* prefix;       // a token's list: slots 0 .. prefix-1 of its row,

@@ -25,7 +25,7 @@ class CNorm(ctypes.Structure):
 class CSpan(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("batch", "width", "offset", "context")),
-        *((name, ctypes.c_void_p) for name in ("starts", "depths", "ancestors")),
+        *((name, ctypes.c_void_p) for name in ("starts", "depths", "ancestors", "counts")),
     )
 
 

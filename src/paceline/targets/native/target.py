@@ -65,6 +65,7 @@ class NativeTarget(Target):
     tier = "native"
     exact = True
     exactness = "every sum has one fixed order"
+    packs = True
     ends_early = True
 
     def __init__(
@@ -157,9 +158,7 @@ class NativeTarget(Target):
         hidden: Float[Tensor, "batch width hidden"] | None = None,
     ) -> PassOutput:
         """See `Target.forward`; in one call."""
-        logits = torch.empty(*span.ids.shape, self.native.outputs)
-        _, tapped, likeliest = self._pass(span, cache, taps, start, hidden, logits)
-        return PassOutput(logits, tapped, likeliest)
+        return self._pass(span, cache, taps, start, hidden, rough=False)
 
     def forward_greedy(
         self,
@@ -170,10 +169,7 @@ class NativeTarget(Target):
         hidden: Float[Tensor, "batch width hidden"] | None = None,
     ) -> PassOutput:
         """See `Target.forward_greedy`; where that can be (likeliest.cpp says how)."""
-        if not self.native.rough:
-            return self.forward(span, cache, taps, start, hidden)
-        last, tapped, likeliest = self._pass(span, cache, taps, start, hidden, None)
-        return PassOutput(lambda: self.head(last), tapped, likeliest)
+        return self._pass(span, cache, taps, start, hidden, rough=self.native.rough is not None)
 
     def _pass(
         self,
@@ -182,20 +178,23 @@ class NativeTarget(Target):
         taps: Collection[int],
         start: int,
         hidden: Tensor | None,
-        logits: Tensor | None,
-    ) -> tuple[Tensor, dict[int, Tensor], Tensor]:
-        """What leaves the last layer, what was tapped, and the likeliest tokens; `logits` are filled where wanted."""
+        rough: bool,
+    ) -> PassOutput:
+        """Without padding where the pass begins with tokens; if `rough`, logits wait until they are asked for."""
         check_taps(taps, start)
         if hidden is None and start in taps:
             hidden = self.embed(span)
-        entry = self.entry if hidden is None else None
-        shape = *span.ids.shape, self.config.hidden_size
+        packed = hidden is None and span.counts is not None
+        size = (span.tokens,) if packed else span.ids.shape
+        shape = *size, self.config.hidden_size
         moving = torch.empty(shape) if hidden is None else hidden.clone(memory_format=torch.contiguous_format)
         tapped = _room_for(taps, start, hidden, shape)
-        likeliest = torch.empty(span.ids.shape, dtype=torch.int64)
-        outputs = {"logits": logits, "likeliest": likeliest[..., None]}
-        self._run(moving, span, cache, start, self.num_layers, entry=entry, taps=tapped, **outputs)
-        return moving, tapped, likeliest
+        likeliest = torch.empty(size, dtype=torch.int64)
+        logits = None if rough else torch.empty(*size, self.native.outputs)
+        entry, outputs = self.entry if hidden is None else None, {"logits": logits, "likeliest": likeliest[..., None]}
+        self._run(moving, span, cache, start, self.num_layers, entry=entry, taps=tapped, packed=packed, **outputs)
+        said = (lambda: self.head(moving)) if logits is None else logits
+        return PassOutput(said, tapped, likeliest, span.firsts if packed else None)
 
     def _prefill_pass(self, span: Span, cache: KVCache, taps: Collection[int]) -> dict[int, Tensor]:
         """Of a prompt, later tokens read keys and values, and drafters what is tapped."""
