@@ -118,7 +118,7 @@ def test_trees_in_batches(steps: Steps, case: tuple[int, TokenTree, list[int]], 
             target.prefill(ids, cache.rows(row, row + 1))
         trees = [tree if row == mine else TokenTree.root(row) for row in range(len(lengths))]
         out = target.forward(tree_span(trees, cache.lengths, target.device), cache)
-        assert steps.same(out.logits[mine, path], start)
+        assert steps.same(out.row(mine, len(tree)).logits[path], start)
         cache.commit([path if row == mine else [0] for row in range(len(lengths))])
         step = torch.full((len(lengths), 1), IDS[start + len(path)])
         logits = target.forward(Span(step, cache.lengths.copy()), cache).logits
@@ -253,7 +253,7 @@ def test_real_prompt_in_trees_and_batches(real: Steps) -> None:
     for row, length in enumerate((100, 270, 40)):
         target.prefill(ids[:length], cache.rows(row, row + 1), chunk=200)
     out = target.forward(tree_span(trees, cache.lengths, target.device), cache)
-    assert real.same(out.logits[1, path], 0)
+    assert real.same(out.row(1, len(trees[1])).logits[path], 0)
     cache.commit([[0], path, [0]])
     step = torch.tensor([[5], [ids[279]], [6]])
     assert real.same(target.forward(Span(step, cache.lengths.copy()), cache).logits[1], 9)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline import DRAFTERS, LLM, POLICIES
-from paceline.drafting.tree import TokenTree, tree_span
-from paceline.targets.cache import KVCache
+from paceline.drafting.tree import tree_span
 from paceline.targets.native import NativeTarget, available
 from paceline.targets.native.model import NativeModel, Sizes
 from paceline.targets.native.rough import Rough
@@ -172,47 +171,6 @@ def test_a_greedy_pass(name: str, request: pytest.FixtureRequest) -> None:
     cache = target.new_cache(1, 80)
     span = tree_span([bushy()], cache.lengths, target.device)
     assert torch.equal(told(target.forward_greedy(span, cache)), target.forward(span, cache).logits.argmax(-1))
-
-
-@pytest.mark.parametrize("name", ["target", "granite"])
-def test_a_pass_without_padding(name: str, request: pytest.FixtureRequest) -> None:
-    """Trees and chains of several sizes side by side: each has what it has alone, and nothing else is written."""
-    target: NativeTarget = request.getfixturevalue(name)
-    lengths = np.array([50, 3, 0, 20])
-    ids = random_ids(4, 60)
-    for trees in ([bushy(), chain(1), chain(3), bushy()], [chain(4), chain(1), chain(1), chain(2)]):
-        for wanted in (target.forward, target.forward_greedy):
-            cache = target.new_cache(4, 80)
-            for row, length in enumerate(lengths):
-                target.prefill(ids[row, :length].tolist(), cache.rows(row, row + 1))
-            alone = [wanted_alone(target, cache, row, tree) for row, tree in enumerate(trees)]
-            before = [tensor.clone() for tensor in cache.tensors]
-            out = wanted(tree_span(trees, cache.lengths, target.device), cache, taps=(1, target.num_layers))
-            for row, (tree, (said, expected)) in enumerate(zip(trees, alone, strict=True)):
-                part = out.row(row, len(tree))
-                assert torch.equal(part.logits, said.logits[0])
-                assert all(torch.equal(part.taps[tap], said.taps[tap][0]) for tap in said.taps)
-                assert out.choices()[row] == said.choices()[0]
-                end = lengths[row] + len(tree)
-                for tensor, old, own in zip(cache.tensors, before, expected, strict=True):
-                    assert torch.equal(tensor[:, :, row, :, :end], own[:, :, 0, :, :end])
-                    assert torch.equal(tensor[:, :, row, :, end:], old[:, :, row, :, end:])
-
-
-def wanted_alone(target: NativeTarget, cache: KVCache, row: int, tree: TokenTree) -> tuple[PassOutput, list[Tensor]]:
-    """What a row's tree is told by itself, and the row's cache behind it."""
-    own = target.new_cache(1, 80)
-    for tensor, whole in zip(own.tensors, cache.tensors, strict=True):
-        tensor.copy_(whole[:, :, row : row + 1])
-    own.lengths[:] = cache.lengths[row]
-    out = target.forward(tree_span([tree], own.lengths, target.device), own, taps=(1, target.num_layers))
-    return out, list(own.tensors)
-
-
-def chain(size: int) -> TokenTree:
-    tree = TokenTree.root(7)
-    tree.add_path(range(8, 7 + size), "x")
-    return tree
 
 
 def told(out: PassOutput) -> Tensor:

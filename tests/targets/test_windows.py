@@ -144,11 +144,12 @@ def test_ragged_trees(target: Target) -> None:
     for row, context in enumerate(contexts):
         target.prefill(context, cache.rows(row, row + 1))
     for _ in range(2):
-        logits = target.forward(tree_span(trees, cache.lengths, target.device), cache).logits
+        out = target.forward(tree_span(trees, cache.lengths, target.device), cache)
         for row, tree in enumerate(trees):
+            logits = out.row(row, len(tree)).logits
             for node in range(len(tree)):
                 path = tree.path(node)
-                close(logits[row, node], reference(target, contexts[row] + [tree.tokens[n] for n in path])[-1])
+                close(logits[node], reference(target, contexts[row] + [tree.tokens[n] for n in path])[-1])
         paths = [[0, 2, 4, 8], [0], [0, 1, 2], [0]]
         cache.commit(paths)
         for context, tree, path in zip(contexts, trees, paths, strict=True):

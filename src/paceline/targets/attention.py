@@ -30,7 +30,8 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     HEAD_STRIDE,
     BASES,  # [batch] or 0: the slots that the rows' keys and values begin with
     BATCH,
-    WIDTH,
+    WIDTH,  # most tokens of a row
+    FIRSTS,  # [batch + 1]: the first token of each row, then how many there are
     HEADS,
     KV_HEADS,
     HEAD_DIM,
@@ -54,7 +55,7 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     SCRATCH,  # [threads, TILE * group, longest]
     LONGEST,  # most keys of any list
     ATTEND_FIELDS,
-) = range(32)
+) = range(33)
 
 
 @njit(**FAST)
@@ -66,6 +67,19 @@ def _norm_whole(t: Integers, norm: int, at: int, size: int) -> None:
 
 
 @njit(inline="always")
+def _firsts(t: Integers) -> Integers:
+    return carray(integers(t[FIRSTS]), t[BATCH] + 1)
+
+
+@njit(inline="always")
+def _row(t: Integers, token: int) -> int:
+    firsts, row = _firsts(t), int64(0)
+    while firsts[row + 1] <= token:
+        row += 1
+    return row
+
+
+@njit(inline="always")
 def _base(t: Integers, row: int) -> int:
     return carray(integers(t[BASES]), t[BATCH])[row] if t[BASES] else int64(0)
 
@@ -73,8 +87,8 @@ def _base(t: Integers, row: int) -> int:
 @njit(**FAST)
 def _rotate_and_store(t: Integers, token: int) -> None:
     heads, kv_heads, size, half = t[HEADS], t[KV_HEADS], t[HEAD_DIM], t[ROTARY] // 2
-    row, node = token // t[WIDTH], token % t[WIDTH]
-    slot = carray(integers(t[STARTS]), t[BATCH])[row] + t[OFFSET] + node - _base(t, row)
+    row = _row(t, token)
+    slot = carray(integers(t[STARTS]), t[BATCH])[row] + t[OFFSET] + token - _firsts(t)[row] - _base(t, row)
     at = 4 * half * carray(integers(t[POSITIONS]), token + 1)[token]
     cos, sin = carray(floats(t[COS] + at), half), carray(floats(t[SIN] + at), half)
     scaling = real(t[SCORE_SCALE])
@@ -225,8 +239,10 @@ def _sink(t: Integers, head: int) -> np.float32:
 def _attend_tile(t: Integers, row: int, first: int, low: int, high: int) -> None:
     """Heads `low .. high-1` of the row's tokens from `first` on, at most TILE."""
     heads, size, longest = t[HEADS], t[HEAD_DIM], t[LONGEST]
-    group, tokens = heads // t[KV_HEADS], min(TILE, t[WIDTH] - first)
-    token = row * t[WIDTH] + first
+    token = _firsts(t)[row] + first
+    group, tokens = heads // t[KV_HEADS], min(TILE, _firsts(t)[row + 1] - token)
+    if tokens <= 0:
+        return
     counts = carray(integers(t[COUNTS] + 8 * token), tokens)
     most, least = int64(0), _first(t, counts[0])
     for i in range(tokens):
@@ -266,7 +282,7 @@ def _attend_tile(t: Integers, row: int, first: int, low: int, high: int) -> None
 @Kernel
 def attend(t: Integers) -> None:
     """Rotate queries and keys, store keys and values in the cache, then softmax(q k^T) v for every token and head."""
-    for token in range(part(), t[BATCH] * t[WIDTH], parts()):
+    for token in range(part(), _firsts(t)[t[BATCH]], parts()):
         _rotate_and_store(t, token)
     barrier()
     tiles = (t[WIDTH] + TILE - 1) // TILE

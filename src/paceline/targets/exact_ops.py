@@ -29,9 +29,13 @@ _ALONE = 1 << 14  # elements below which waking the other threads costs more tha
 
 
 class ExactPlan:
-    """A span as the attention kernel reads it: a table for each layer, and the arrays the tables point to."""
+    """A span as the attention kernel reads it: a table for each layer, and the arrays the tables point to.
 
-    def __init__(self, span: Span, cache: KVCache, ops: ExactOps, threads: int) -> None:
+    Args:
+        packed: the flow has no rows for the span's padding.
+    """
+
+    def __init__(self, span: Span, cache: KVCache, ops: ExactOps, threads: int, packed: bool) -> None:
         shape = ops.shape
         for rope in ops.ropes:
             rope.grow(cache.capacity)
@@ -39,9 +43,14 @@ class ExactPlan:
         starts = np.ascontiguousarray(span.starts, dtype=np.int64)
         positions = span.positions.clamp(max=ops.context - 1).contiguous().numpy()
         counts, paths = _visible(span, starts)
+        firsts = np.arange(span.batch + 1) * span.width
+        if packed:
+            inside = span.inside
+            firsts, positions, counts = np.array([*span.firsts, span.tokens]), positions[inside], counts[inside]
+            paths = paths[inside] if paths.size > 1 else paths
         longest = int(counts.max())
         scratch = torch.empty(threads * TILE * (shape.heads // shape.kv_heads) * longest)
-        self._held = (starts, positions, counts, paths, scratch, [(rope.cos, rope.sin) for rope in ops.ropes])
+        self._held = (starts, firsts, positions, counts, paths, scratch, [(rope.cos, rope.sin) for rope in ops.ropes])
         #: By layers' `rope`: how many dimensions are rotated, and by which tables; the last, -1, is none.
         rotations = np.array([[rope.size, *addresses(rope.cos, rope.sin)] for rope in ops.ropes] + [[0, 0, 0]])
         #: `[layers, ATTEND_FIELDS]`
@@ -49,7 +58,7 @@ class ExactPlan:
         tables[:, fields.BATCH], tables[:, fields.WIDTH], tables[:, fields.OFFSET] = span.batch, span.width, span.offset
         tables[:, fields.LONGEST], tables[:, fields.SCRATCH] = longest, scratch.data_ptr()
         tables[:, fields.STARTS], tables[:, fields.POSITIONS] = starts.ctypes.data, positions.ctypes.data
-        tables[:, fields.COUNTS] = counts.ctypes.data
+        tables[:, fields.COUNTS], tables[:, fields.FIRSTS] = counts.ctypes.data, firsts.ctypes.data
         tables[:, fields.PATHS], tables[:, fields.PATH_STRIDE] = (
             paths.ctypes.data,
             paths.shape[-1] if paths.size > 1 else 0,
@@ -72,8 +81,8 @@ class ExactOps:
         self.attention = _attention(weights)
         self._narrow = NarrowLayers.of(weights, self.activation, self.numbers)
 
-    def plan(self, span: Span, cache: KVCache) -> ExactPlan:
-        return ExactPlan(span, cache, self, torch.get_num_threads())
+    def plan(self, span: Span, cache: KVCache, packed: bool = False) -> ExactPlan:
+        return ExactPlan(span, cache, self, torch.get_num_threads(), packed)
 
     def together(
         self, plan: ExactPlan, flow: Tensor, start: int, stop: int, taps: Mapping[int, Tensor]

@@ -35,7 +35,8 @@ class PlainOps:
     def __init__(self, weights: Weights, ropes: Sequence[RopeTables], context: int) -> None:
         self.shape, self.ropes, self.context = weights.shape, ropes, context
 
-    def plan(self, span: Span, cache: KVCache) -> PlainPlan:
+    def plan(self, span: Span, cache: KVCache, packed: bool = False) -> PlainPlan:
+        assert not packed
         positions = span.positions.clamp(max=self.context - 1)
         for rope in self.ropes:
             rope.grow(cache.capacity)

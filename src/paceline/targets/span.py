@@ -49,6 +49,12 @@ class Span:
         return self.batch * self.width if self.counts is None else int(self.counts.sum())
 
     @cached_property
+    def inside(self) -> Bool[np.ndarray, "batch width"]:
+        """Which nodes are no padding."""
+        counts = np.full(self.batch, self.width) if self.counts is None else self.counts
+        return np.arange(self.width) < counts[:, None]
+
+    @cached_property
     def firsts(self) -> list[int]:
         """Where each row's nodes begin among these."""
         counts = np.full(self.batch, self.width) if self.counts is None else self.counts

@@ -17,7 +17,7 @@ from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_wi
 from paceline.targets.plain_ops import PlainOps
 from paceline.targets.rope import RopeTables
 from paceline.targets.sliding import fitting_cache
-from paceline.targets.target import Target, check_supported
+from paceline.targets.target import PassOutput, Target, check_supported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,8 +36,12 @@ class Operations(Protocol):
     @property
     def ropes(self) -> Sequence[RopeTables]: ...
 
-    def plan(self, span: Span, cache: KVCache) -> Any:
-        """What `attend` wants to know of a pass, made once for all layers."""
+    def plan(self, span: Span, cache: KVCache, packed: bool = False) -> Any:
+        """What `attend` wants to know of a pass, made once for all layers.
+
+        Args:
+            packed: the flow has no rows for the span's padding; only where operations are `exact`.
+        """
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor: ...
 
@@ -73,6 +77,7 @@ class TorchTarget(Target):
         why_not = _why_not(self) if exact else "torch's own attention was asked for"
         self.ops = _operations(exact=not why_not)(weights, ropes, self.context)
         self.exact: bool = self.ops.exact
+        self.packs = self.exact
         self.exactness = why_not or "prepacked products and attention sum in an order that no other token changes"
         self.weight_bytes = sum(linear.bytes for linear in weights.read)
         if any(layer.experts for layer in weights.layers):
@@ -99,6 +104,21 @@ class TorchTarget(Target):
     def embed(self, span: Span) -> Float[Tensor, "batch width hidden"]:
         return self.weights.embed(span.ids.reshape(-1)).view(*span.ids.shape, -1)
 
+    def forward(
+        self,
+        span: Span,
+        cache: KVCache,
+        taps: Collection[int] = (),
+        start: int = 0,
+        hidden: Tensor | None = None,
+    ) -> PassOutput:
+        """See `Target.forward`; hidden states without padding are `[tokens, hidden]`."""
+        if hidden is not None or span.counts is None or not self.packs:
+            return super().forward(span, cache, taps, start, hidden)
+        hidden = self.weights.embed(span.ids[torch.from_numpy(span.inside)])
+        hidden, tapped = self._through(span, cache, taps, start, hidden)
+        return PassOutput(self.head(hidden), tapped, firsts=span.firsts)
+
     def layers(
         self,
         hidden: Tensor,
@@ -109,7 +129,7 @@ class TorchTarget(Target):
         skip: Collection[tuple[int, str]] = (),
         beside: Tensor | None = None,
     ) -> Tensor:
-        plan = self._planned(span, cache)
+        plan = self._planned(span, cache, packed=hidden.dim() == 2)
         flow = hidden.reshape(-1, hidden.shape[-1]).clone()  # the caller keeps its own: it may be a tap
         delta = None if skip or beside is not None else self.ops.together(plan, flow, start, stop, {})
         if delta is None:
@@ -125,7 +145,7 @@ class TorchTarget(Target):
             return super()._layers_tapped(hidden, span, cache, start, taps)
         flow = hidden.reshape(-1, hidden.shape[-1]).clone()
         inner = {tap: torch.empty_like(flow) for tap in between}
-        delta = self.ops.together(self._planned(span, cache), flow, start, last, inner)
+        delta = self.ops.together(self._planned(span, cache, hidden.dim() == 2), flow, start, last, inner)
         if delta is None:
             return super()._layers_tapped(hidden, span, cache, start, taps)
         left = flow.add_(delta).view(hidden.shape)
@@ -188,12 +208,12 @@ class TorchTarget(Target):
         logits = self.weights.adjust(self.weights.head(rows))
         return logits.view(*features.shape[:-1], -1)
 
-    def _planned(self, span: Span, cache: KVCache) -> Any:
+    def _planned(self, span: Span, cache: KVCache, packed: bool = False) -> Any:
         """The plan of this span over this cache, kept for the span's next call."""
         cache.place(span)
-        if self._plan is None or self._plan[0] is not span or self._plan[1] != cache.key:
-            self._plan = (span, cache.key, self.ops.plan(span, cache))
-        return self._plan[2]
+        if self._plan is None or self._plan[0] is not span or self._plan[1:3] != (cache.key, packed):
+            self._plan = (span, cache.key, packed, self.ops.plan(span, cache, packed))
+        return self._plan[3]
 
 
 def _why_not(target: TorchTarget) -> str:
