@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from paceline.decoding.verify import Outcome, chain_rejection, draw, draw_along, sample_match, tree_rejection, walk
+from paceline.decoding.verify import (
+    Outcome,
+    at_quantile,
+    chain_rejection,
+    draw,
+    draw_along,
+    sample_match,
+    tree_rejection,
+    walk,
+)
 from paceline.drafting.tree import TokenTree
 from paceline.targets.logits import argmax
 
@@ -78,7 +88,11 @@ class TestDraw:
         assert np.abs(np.diff(drawn) - 2000).max() <= 1
 
 
-@pytest.mark.parametrize("match", [sample_match, draw_along])
+def match_along(tree: TokenTree, scores: Tensor, uniforms: Sequence[float]) -> Outcome:
+    return draw_along(tree, lambda node, u: at_quantile(scores[node], u, 1.0), uniforms)
+
+
+@pytest.mark.parametrize("match", [sample_match, match_along])
 class TestSampleMatch:
     def test_one_draw_a_depth(self, match: Callable[..., Outcome]) -> None:
         """Siblings are not drawn apart: a position has one uniform, whichever node stands there."""

@@ -765,3 +765,36 @@ def test_logits_are_judged_in_one_call() -> None:
         assert top == pytest.approx(float(q.max()), rel=1e-5)
         assert entropy == pytest.approx(float(torch.special.entr(q).sum()), rel=1e-5, abs=1e-6)
         assert torch.equal(logits, before)
+
+
+def test_draws_are_quantiles() -> None:
+    """Of scores over a temperature, on each instruction set; what is refused is never drawn."""
+    target, rng = NativeTarget(small_llama().float()), torch.Generator().manual_seed(0)
+
+    def run() -> Tensor:
+        drawn = []
+        for size in (1, 9, 256, 257, 5000):
+            for temperature in (0.3, 1.0, 2.5):
+                scores = torch.randn(size, generator=rng) * 4
+                scores[torch.rand(size, generator=rng) < 0.3] = -torch.inf
+                scores[size // 2] = 1.0
+                mass = (scores.double() / temperature).softmax(-1).cumsum(0)
+                for u in (0.0, *torch.rand(20, generator=rng, dtype=torch.float64).tolist(), 1 - 2**-53):
+                    drawn.append(token := target.draw(scores, u, temperature))
+                    assert scores[token] > -torch.inf
+                    assert mass[token] >= u - 1e-5
+                    assert token == 0 or mass[token - 1] <= u + 1e-5
+        return torch.tensor(drawn)
+
+    def again() -> Tensor:
+        rng.manual_seed(0)
+        return run()
+
+    on_each_set(again)
+
+
+def test_draws_of_what_underflows() -> None:
+    target, scores = NativeTarget(small_llama().float()), torch.full((1000,), -1.0)
+    scores[[300, 700]] = 0.0
+    for temperature in (1e-6, 1e-3):
+        assert [target.draw(scores, u, temperature) for u in (0.0, 0.4999, 0.5, 1 - 2**-53)] == [300, 300, 700, 700]

@@ -157,7 +157,7 @@ class Engine(RunningBatch):
         out = forward(span, cache, self._taps(rows, self.drafter.taps), start, hidden)
         clock.lap("verify")
 
-        outcomes = verify(rows, trees, out)
+        outcomes = verify(rows, trees, out, self.target.draw)
         clock.lap("sample")
 
         cache.commit([outcome.path for outcome in outcomes])

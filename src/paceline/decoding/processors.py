@@ -34,6 +34,12 @@ HISTORY_FREE = (
 REFUSED = (hf.UnbatchedClassifierFreeGuidanceLogitsProcessor, hf.SynthIDTextWatermarkLogitsProcessor)
 
 
+def temperature_of(processors: Sequence[Any]) -> float | None:
+    """What logits are divided by, where these do nothing else."""
+    warmer = processors[0] if len(processors) == 1 else None
+    return warmer.temperature if type(warmer) is hf.TemperatureLogitsWarper else None
+
+
 def make_processors(params: Any, prompt_length: int, eos: Sequence[int], device: torch.device) -> LogitsProcessorList:
     """Those of `SamplingParams`, in the order in which transformers' `generate` applies them; others come
     first.

@@ -128,9 +128,17 @@ class Request:
         match = self.verifier == "match" or (self.verifier == "auto" and not tree.sampled)
         return Verification.MATCH if match else Verification.REJECTION
 
-    def scores(self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
+    @property
+    def temperature(self) -> float | None:
+        return self.processors.temperature
+
+    def scores(
+        self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"], nodes: Sequence[int] | None = None
+    ) -> Float[Tensor, "_ vocab"]:
         tokens = tree.tokens
-        return self.processors(logits, self.ids, [[tokens[n] for n in tree.path(i)[1:]] for i in range(len(tree))])
+        some = range(len(tree)) if nodes is None else nodes
+        paths = [[tokens[n] for n in tree.path(node)[1:]] for node in some]
+        return self.processors(logits if nodes is None else logits[nodes], self.ids, paths)
 
     def script(self, tree: TokenTree) -> list[int]:
         assert self._script is not None

@@ -172,6 +172,9 @@ class NodeProcessors:
     Args:
         mask: comes before all of them.
 
+    Attributes:
+        temperature: what logits are divided by, where nothing else is done to them; else None.
+
     Raises:
         OptionError: for a processor that cannot work on trees.
     """
@@ -179,11 +182,13 @@ class NodeProcessors:
     def __init__(self, processors: Sequence[Processor], mask: Mask | None = None) -> None:
         self.processors, self._mask = processors, mask
         self._history_free: tuple[type, ...] = ()
+        self.temperature: float | None = None if mask else 1.0
         if not processors:
             return
-        from paceline.decoding.processors import HISTORY_FREE, REFUSED
+        from paceline.decoding.processors import HISTORY_FREE, REFUSED, temperature_of
 
         self._history_free = HISTORY_FREE
+        self.temperature = None if mask else temperature_of(processors)
         for processor in processors:
             require(
                 not isinstance(processor, REFUSED),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.targets.target import PassOutput
 
 Uniform = Callable[[], float]  # the next of a stream of independent draws from [0, 1)
+Draw = Callable[[Tensor, float, float], int]  # of scores, a quantile and a temperature
 
 
 class Verification(Enum):
@@ -45,8 +46,15 @@ class VerifiedRequest(Protocol):
         """Which verification this tree gets."""
         ...
 
-    def scores(self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
-        """The processed logits of the tree's nodes."""
+    @property
+    def temperature(self) -> float | None:
+        """Where scores are logits divided by this, and nothing else is done to them."""
+        ...
+
+    def scores(
+        self, tree: TokenTree, logits: Float[Tensor, "nodes vocab"], nodes: Sequence[int] | None = None
+    ) -> Float[Tensor, "_ vocab"]:
+        """The processed logits of some of the tree's nodes; None: of all."""
         ...
 
     def script(self, tree: TokenTree) -> list[int]:
@@ -71,8 +79,13 @@ def verify(
     rows: Sequence[VerifiedRequest],
     trees: Sequence[TokenTree],
     out: PassOutput,
+    draw: Draw | None = None,
 ) -> list[Outcome]:
-    """The outcome of each row's tree, which the target has read, under the verification that it names."""
+    """The outcome of each row's tree, which the target has read, under the verification that it names.
+
+    Args:
+        draw: see `Target.draw`.
+    """
     chosen = [row.verification(tree) for row, tree in zip(rows, trees, strict=True)]
     likeliest: list[list[int]] = []
     if Verification.ARGMAX in chosen:  # of all rows at once
@@ -84,18 +97,27 @@ def verify(
         elif how is Verification.SCRIPT:
             outcomes.append(walk(tree, row.script(tree)))
         else:
-            outcomes.append(_by_scores(row, tree, how, row.scores(tree, out.row(row.slot, len(tree)).logits)))
+            outcomes.append(_by_logits(row, tree, how, out.row(row.slot, len(tree)).logits, draw or at_quantile))
     return outcomes
 
 
-def _by_scores(
-    row: VerifiedRequest, tree: TokenTree, how: Verification, scores: Float[Tensor, "nodes vocab"]
+def _by_logits(
+    row: VerifiedRequest, tree: TokenTree, how: Verification, logits: Float[Tensor, "nodes vocab"], draw: Draw
 ) -> Outcome:
+    if how is Verification.MATCH and logits.device.type == "cpu":
+        temperature = row.temperature
+
+        def drawn(node: int, u: float) -> int:
+            if temperature is None:
+                return draw(row.scores(tree, logits, [node])[0], u, 1.0)
+            return draw(logits[node], u, temperature)
+
+        return draw_along(tree, drawn, row.position_uniforms(tree.depth + 1))
+    scores = row.scores(tree, logits)
     if how is Verification.GREEDY:
         return walk(tree, scores.argmax(-1).tolist())
     if how is Verification.MATCH:
-        match = draw_along if scores.device.type == "cpu" else sample_match  # a GPU is asked once a round
-        return match(tree, scores, row.position_uniforms(tree.depth + 1))
+        return sample_match(tree, scores, row.position_uniforms(tree.depth + 1))
     p = scores.softmax(-1)
     return (chain_rejection if tree.is_chain else tree_rejection)(tree, p, row.uniform)
 
@@ -120,11 +142,21 @@ def draw(p: Float[Tensor, " vocab"], u: float) -> int:
     return int(torch.searchsorted(mass, u * mass[-1], right=True).clamp_(max=len(p) - 1))
 
 
-def draw_along(tree: TokenTree, scores: Float[Tensor, "nodes vocab"], uniforms: Sequence[float]) -> Outcome:
-    """`sample_match`, drawing at the nodes only that it comes by."""
+def at_quantile(scores: Float[Tensor, " vocab"], u: float, temperature: float) -> int:
+    """The token at quantile `u` of softmax(scores / temperature)."""
+    return draw((scores.float() / temperature).softmax(-1), u)
+
+
+def draw_along(tree: TokenTree, drawn: Callable[[int, float], int], uniforms: Sequence[float]) -> Outcome:
+    """`sample_match`, drawing at the nodes only that it comes by, one after the other: what a CPU does in less time. A
+    GPU had better be asked once a round.
+
+    Args:
+        drawn: what is drawn at a node with a uniform number.
+    """
     path = [0]
     for u in uniforms:
-        token = draw(scores[path[-1]].softmax(-1), u)
+        token = drawn(path[-1], u)
         child = tree.child(path[-1], token)
         if child is None:
             break

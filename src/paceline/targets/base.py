@@ -200,6 +200,10 @@ class Target(ABC):
         """The likeliest token, its probability, and the entropy in nats, where the tier has a call for that."""
         return None
 
+    #: The token at a quantile of softmax(scores / temperature), where the tier has a call for that, as for
+    #: `decoding.verify.at_quantile`. Scores are of float32.
+    draw: Callable[[Tensor, float, float], int] | None = None
+
     def forward(
         self,
         span: Span,

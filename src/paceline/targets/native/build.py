@@ -205,6 +205,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("paceline_head", None, pointer, pointer, integer, integer, pointer),
         ("paceline_lengths", None, pointer, pointer),
         ("paceline_judge", None, pointer, integer, pointer, pointer, pointer),
+        ("paceline_draw", integer, pointer, integer, ctypes.c_float, double),
         ("paceline_peak", double, integer, integer),
         ("paceline_bandwidth", double, pointer, long, integer),
         ("paceline_ngrams_learn", None, pointer, pointer, long, long, integer, integer, double),

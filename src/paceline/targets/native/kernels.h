@@ -35,6 +35,8 @@ void adjust_rows(Team& team, float scale, float cap, int tokens, int size, float
 // The largest of each row of logits, and what is told of them. Of one row: `logits` is as it was in the end.
 void judge_rows(Team& team, const Pass& pass, int tokens, int size);
 void judge(float* logits, int size, int top, int64_t* likeliest, float* logps, float* entropy);
+// The entry at a quantile, in 0 .. 1 without 1, of softmax(scale * scores).
+int draw(const float* scores, int size, float scale, double quantile);
 // likeliest.cpp: the first of the largest outputs, times `scale` above 0, of each row of inputs, which are floats.
 void likeliest_rows(Team& team, const Matrix& w, const Rough& rough, float scale, const float* x, int ldx, int tokens,
                     float* workspace, int64_t* likeliest);

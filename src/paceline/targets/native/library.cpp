@@ -206,6 +206,11 @@ void paceline_judge(float* logits, int size, int64_t* likeliest, float* logp, fl
     kernels().judge(logits, size, 1, likeliest, logp, entropy);
 }
 
+// The entry at a quantile of softmax(scale * scores).
+int paceline_draw(const float* scores, int size, float scale, double quantile) {
+    return kernels().draw(scores, size, scale, quantile);
+}
+
 // Operations a second of independent products and sums, over some milliseconds: of floats, bfloat16 (BF16) or bytes
 // (Q8_0), by the fastest instruction there is.
 double paceline_peak(int threads, int32_t input_kind) {

@@ -165,6 +165,7 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
     void (*run)(const Model& model, const Pass& pass);
     void (*head)(const Model& model, const float* hidden, int tokens, int threads, float* workspace, float* logits);
     void (*judge)(float* logits, int size, int top, int64_t* likeliest, float* logps, float* entropy);
+    int (*draw)(const float* scores, int size, float scale, double quantile);
     float (*panel_length)(const Matrix& w, int panel);
     double (*multiply_add)(int64_t turns, int32_t input_kind);
     float (*read)(const float* from, size_t count);

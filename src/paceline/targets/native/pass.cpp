@@ -201,7 +201,7 @@ void head(const Model& m, const float* hidden, int tokens, int threads, float* w
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, run, head, judge, panel_length, multiply_add,
+const Kernels kernels = {packed_bytes, pack_row, unpack_row, workspace_floats, run, head, judge, draw, panel_length, multiply_add,
                          read, guide, round_row};
 
 }  // namespace paceline::PACELINE_ISA

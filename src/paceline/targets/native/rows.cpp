@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "activations.h"
 #include "kernels.h"
@@ -203,6 +204,38 @@ void judge(float* logits, int size, int top, int64_t* likeliest, float* logps, f
     const float weighted = sum_over(logits, size, [=](vf v, vf sum) { return sum + (v - most) * exp(v - most); });
     for (int i = top; i-- > 0;) logps[i] -= logps[0] + std::log(total);
     *entropy = std::log(total) - weighted / total;
+}
+
+int draw(const float* scores, int size, float scale, double quantile) {
+    constexpr int PIECE = 256;  // as many floats may be summed before doubles are wanted
+    constexpr float NOTHING = -80.0f;
+    const vf most = splat<vf>(scores[first_of_the_largest(scores, size)]);
+    const auto weight = [=](vf v) {
+        const vf x = (v - most) * splat<vf>(scale);
+        return x < splat<vf>(NOTHING) ? vf{} : exp(x);
+    };
+    std::vector<float> sums;
+    double left = 0;
+    for (int from = 0; from < size; from += PIECE) {
+        const int count = std::min(PIECE, size - from);
+        sums.push_back(sum_over(scores + from, count, [&](vf v, vf sum) { return sum + weight(v); }));
+        left += sums.back();
+    }
+    left *= quantile;
+    int piece = 0;
+    for (int next = 0; next < (int)sums.size() && left >= 0; next++) {
+        if (sums[next] > 0) piece = next;  // of those that it may lie in, the last one
+        if (left < sums[next]) break;
+        left -= sums[next];
+    }
+    int token = 0;
+    for (int at = piece * PIECE, end = std::min(size, at + PIECE); at < end; at++) {
+        const float own = weight(splat<vf>(scores[at]))[0];
+        if (own > 0) token = at;
+        if (left < own) break;
+        left -= own;
+    }
+    return token;
 }
 
 void judge_rows(Team& team, const Pass& pass, int tokens, int size) {

@@ -279,6 +279,12 @@ class NativeTarget(Target):
         library().paceline_judge(logits.data_ptr(), len(logits), likeliest.ctypes.data, at, at + told.itemsize)
         return int(likeliest[0]), exp(told[0]), float(told[1])
 
+    def draw(self, scores: Float[Tensor, " tokens"], quantile: float, temperature: float = 1.0) -> int:
+        """See `Target.draw`."""
+        scores = scores.contiguous()
+        token: int = library().paceline_draw(scores.data_ptr(), len(scores), 1.0 / temperature, quantile)
+        return token
+
     def cache_shape(self) -> CacheShape:
         return self._shape
 
