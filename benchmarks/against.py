@@ -77,7 +77,8 @@ def work(tier: str, model: str, dtype: str) -> None:
         if name not in made:
             made[name] = llm.method(name)
         started = time.perf_counter()
-        output = made[name].generate(asked["prompt"], max_new_tokens=asked["tokens"], eos=())
+        sampling = {"temperature": asked["temperature"], "seed": 0} if asked["temperature"] else {}
+        output = made[name].generate(asked["prompt"], max_new_tokens=asked["tokens"], eos=(), **sampling)
         seconds = time.perf_counter() - started
         assert not isinstance(output, list)
         print(json.dumps({"seconds": seconds, "tokens": output.tokens}), file=out, flush=True)
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=HERE / "prompts" / "tuning.jsonl")
     parser.add_argument("--limit", type=int, default=6, help="first prompts only")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0, help="above 0: sampled, each answer with seed 0")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--judge", action="store_true", help="fail when this checkout is slower")
     parser.add_argument("--names", default=["this checkout", "the other"], nargs=2, help="of both, for the row")
@@ -200,12 +202,14 @@ def compare(
     ratios, fastest, same = [], [0.0, 0.0], True
     for prompt in prompts:
         for side in sides:  # a first time, which neither is judged by
-            side.ask(method=method, prompt=prompt, tokens=8)
+            side.ask(method=method, prompt=prompt, tokens=8, temperature=args.temperature)
         least = [float("inf")] * 2
         for repeat in range(args.repeats):
             found: list[dict[str, Any]] = [{}, {}]
             for at in (0, 1) if repeat % 2 else (1, 0):
-                found[at] = sides[at].ask(method=method, prompt=prompt, tokens=args.tokens)
+                found[at] = sides[at].ask(
+                    method=method, prompt=prompt, tokens=args.tokens, temperature=args.temperature
+                )
             same = same and found[0]["tokens"] == found[1]["tokens"]
             least = [min(a, b["seconds"]) for a, b in zip(least, found, strict=True)]
             ratios.append(found[1]["seconds"] / found[0]["seconds"])
