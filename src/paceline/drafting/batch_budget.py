@@ -58,7 +58,7 @@ def spend(shares: Sequence[Share], rows: int) -> Spent:
         [(budget, plan, _, drafting, length)] = shares
         return Spent([budget.take(plan, drafting)], plan.gain, budget.rate(rows, length))
     costs, slots = shares[0].budget.costs, fmean(share.slots for share in shares)
-    narrow, counts, choices = (_packed if shares[0].budget.packed else _padded)(shares, rows)
+    narrow, counts, choices = _packed(shares, rows) if shares[0].budget.packed else _padded(shares, rows)
     step = shares[0].budget.step(rows)
     widths = range(narrow, narrow + step * len(choices) + 1, step)
     seconds = costs.series(widths, slots, rows)
@@ -76,23 +76,40 @@ def spend(shares: Sequence[Share], rows: int) -> Spent:
 
 
 class Choice(NamedTuple):
-    """A step by which a pass may grow: the next candidate of some requests, by their number."""
+    """A step by which a pass may grow: the next candidate of some requests.
 
-    brings: float  # tokens
+    Attributes:
+        brings: tokens that are expected of it.
+        of: numbers of these requests.
+    """
+
+    brings: float
     of: Sequence[int]
 
 
-def _packed(shares: Sequence[Share], rows: int) -> tuple[int, Counter[int], list[Choice]]:
-    """Tokens of a pass that need not be chosen, candidates that it has room for, by request, and the steps by which it
-    may grow: here one candidate each.
+class Growth(NamedTuple):
+    """How a pass may grow.
+
+    Attributes:
+        narrow: tokens that it has anyway.
+        room: candidates that cost nothing, by request.
+        choices: what may be added, one after the other.
     """
+
+    narrow: int
+    room: Counter[int]
+    choices: list[Choice]
+
+
+def _packed(shares: Sequence[Share], rows: int) -> Growth:
+    """By one candidate at a time, the likeliest of all first."""
     choices = [Choice(brings, [at]) for at, share in enumerate(shares) for brings in share.plan.probabilities]
     choices.sort(key=attrgetter("brings"), reverse=True)
-    return rows + sum(share.others for share in shares), Counter(), choices
+    return Growth(rows + sum(share.others for share in shares), Counter(), choices)
 
 
-def _padded(shares: Sequence[Share], rows: int) -> tuple[int, Counter[int], list[Choice]]:
-    """Likewise where one step is a candidate of every request."""
+def _padded(shares: Sequence[Share], rows: int) -> Growth:
+    """By one candidate of every request at a time."""
     narrow = max(share.others for share in shares)
     wide = max(share.others + len(share.plan.order) for share in shares)
     room = Counter({at: min(narrow - share.others, len(share.plan.order)) for at, share in enumerate(shares)})
@@ -100,7 +117,7 @@ def _padded(shares: Sequence[Share], rows: int) -> tuple[int, Counter[int], list
     for width in range(narrow, wide):
         of = [at for at, share in enumerate(shares) if width - share.others < len(share.plan.order)]
         choices.append(Choice(sum(shares[at].plan.probabilities[width - shares[at].others] for at in of), of))
-    return rows * (narrow + 1), room, choices
+    return Growth(rows * (narrow + 1), room, choices)
 
 
 def choose(
