@@ -29,6 +29,7 @@ import early_exit
 import koala
 import table
 import target_pass_doc
+from script import run_script
 
 from paceline.bench.methods import AR
 from paceline.bench.suites import OVERALL
@@ -199,4 +200,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

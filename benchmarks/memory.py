@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from script import run_script
+
 # Nothing large here: a child's peak counts from its parent's memory at the start.
 
 PROMPT, NEW = 1024, 64
@@ -126,4 +128,4 @@ def make_toy(model: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

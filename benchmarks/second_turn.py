@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 from typing import Any
 
 import httpx
+from script import run_script
 
 WORDS = ["rider", "front", "wind", "turn", "wheel", "road", "hill", "sprint", "pace", "line", "draft", "gap"]
 
@@ -63,4 +63,4 @@ def ask(client: httpx.Client, messages: list[dict[str, str]]) -> tuple[float, st
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

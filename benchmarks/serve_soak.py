@@ -15,12 +15,12 @@ import argparse
 import asyncio
 import json
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+from script import run_script
 
 import paceline
 
@@ -173,4 +173,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

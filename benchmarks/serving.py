@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import httpx
 import torch
 from llama_cpp import environment
+from script import run_script
 from serve_faults import serving
 
 from paceline.bench.machine import machine
@@ -266,4 +267,4 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from script import run_script
 from table import markdown
 
 HEADING = "## Measured"
@@ -122,4 +123,4 @@ def llama_cpp(found: dict[str, Any]) -> str:
 MAKERS = {"widths": by_width, "contexts": by_context, "batches": by_batch, "memory": memory, "llama-cpp": llama_cpp}
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -32,6 +32,7 @@ sys.path.insert(0, str(HERE / "field"))
 from engine import Engine, EngineError  # noqa: E402
 from environments import Unusable, interpreter  # noqa: E402
 from peers import PEERS  # noqa: E402
+from script import run_script  # noqa: E402
 
 import paceline  # noqa: E402
 from paceline.bench.suites import load_suite, read_rows  # noqa: E402
@@ -217,4 +218,4 @@ def numbers(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)
