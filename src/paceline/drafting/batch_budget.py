@@ -75,7 +75,7 @@ def spend(shares: Sequence[Share], rows: int) -> Spent:
     return Spent(trees, most, rate)
 
 
-class Choice(NamedTuple):
+class NextCandidates(NamedTuple):
     """A step by which a pass may grow: the next candidate of some requests.
 
     Attributes:
@@ -98,12 +98,12 @@ class Growth(NamedTuple):
 
     narrow: int
     room: Counter[int]
-    choices: list[Choice]
+    choices: list[NextCandidates]
 
 
 def _packed(shares: Sequence[Share], rows: int) -> Growth:
     """By one candidate at a time, the likeliest of all first."""
-    choices = [Choice(brings, [at]) for at, share in enumerate(shares) for brings in share.plan.probabilities]
+    choices = [NextCandidates(brings, [at]) for at, share in enumerate(shares) for brings in share.plan.probabilities]
     choices.sort(key=attrgetter("brings"), reverse=True)
     return Growth(rows + sum(share.others for share in shares), Counter(), choices)
 
@@ -116,7 +116,7 @@ def _padded(shares: Sequence[Share], rows: int) -> Growth:
     choices = []
     for width in range(narrow, wide):
         of = [at for at, share in enumerate(shares) if width - share.others < len(share.plan.order)]
-        choices.append(Choice(sum(shares[at].plan.probabilities[width - shares[at].others] for at in of), of))
+        choices.append(NextCandidates(sum(shares[at].plan.probabilities[width - shares[at].others] for at in of), of))
     return Growth(rows * (narrow + 1), room, choices)
 
 
