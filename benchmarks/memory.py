@@ -20,8 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from script import run_script
-
 # Nothing large here: a child's peak counts from its parent's memory at the start.
 
 PROMPT, NEW = 1024, 64
@@ -128,4 +126,4 @@ def make_toy(model: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    main()

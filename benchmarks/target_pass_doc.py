@@ -20,6 +20,8 @@ Cells = dict[tuple[str, int, int, int], float]  # (tier, batch, context, width) 
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        raise SystemExit("name the folder of results, and the document")
     folder, document = map(Path, sys.argv[1:])
     sections = []
     for name, make in MAKERS.items():

@@ -796,5 +796,6 @@ def test_draws_are_quantiles() -> None:
 def test_draws_of_what_underflows() -> None:
     target, scores = NativeTarget(small_llama().float()), torch.full((1000,), -1.0)
     scores[[300, 700]] = 0.0
+    assert target.draw(scores.double(), 0.75, 1e-3) == 700
     for temperature in (1e-6, 1e-3):
         assert [target.draw(scores, u, temperature) for u in (0.0, 0.4999, 0.5, 1 - 2**-53)] == [300, 300, 700, 700]

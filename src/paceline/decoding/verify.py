@@ -79,12 +79,12 @@ def verify(
     rows: Sequence[VerifiedRequest],
     trees: Sequence[TokenTree],
     out: PassOutput,
-    draw: Draw | None = None,
+    drawing: Draw | None = None,
 ) -> list[Outcome]:
     """The outcome of each row's tree, which the target has read, under the verification that it names.
 
     Args:
-        draw: see `Target.draw`.
+        drawing: see `Target.draw`.
     """
     chosen = [row.verification(tree) for row, tree in zip(rows, trees, strict=True)]
     likeliest: list[list[int]] = []
@@ -97,20 +97,20 @@ def verify(
         elif how is Verification.SCRIPT:
             outcomes.append(walk(tree, row.script(tree)))
         else:
-            outcomes.append(_by_logits(row, tree, how, out.row(row.slot, len(tree)).logits, draw or at_quantile))
+            outcomes.append(_by_logits(row, tree, how, out.row(row.slot, len(tree)).logits, drawing or at_quantile))
     return outcomes
 
 
 def _by_logits(
-    row: VerifiedRequest, tree: TokenTree, how: Verification, logits: Float[Tensor, "nodes vocab"], draw: Draw
+    row: VerifiedRequest, tree: TokenTree, how: Verification, logits: Float[Tensor, "nodes vocab"], drawing: Draw
 ) -> Outcome:
     if how is Verification.MATCH and logits.device.type == "cpu":
         temperature = row.temperature
 
         def drawn(node: int, u: float) -> int:
             if temperature is None:
-                return draw(row.scores(tree, logits, [node])[0], u, 1.0)
-            return draw(logits[node], u, temperature)
+                return drawing(row.scores(tree, logits, [node])[0], u, 1.0)
+            return drawing(logits[node], u, temperature)
 
         return draw_along(tree, drawn, row.position_uniforms(tree.depth + 1))
     scores = row.scores(tree, logits)

@@ -161,10 +161,10 @@ def tree_span(trees: Sequence[TokenTree], lengths: np.ndarray, device: torch.dev
 
     Padding nodes repeat the root's token and see the root only.
     """
-    width = max(map(len, trees))
+    sizes = [len(tree) for tree in trees]
+    width = max(sizes)
+    counts = None if min(sizes) == width else np.array(sizes, np.int64)
     ids = np.array([tree.tokens + tree.tokens[:1] * (width - len(tree)) for tree in trees])
-    sizes = np.array([len(tree) for tree in trees])
-    counts = None if sizes.min() == width else sizes
     if all(tree.is_chain for tree in trees):
         return Span(torch.from_numpy(ids).to(device), lengths.copy(), counts=counts)
     depths = np.zeros_like(ids)

@@ -201,7 +201,7 @@ class Target(ABC):
         return None
 
     #: The token at a quantile of softmax(scores / temperature), where the tier has a call for that, as for
-    #: `decoding.verify.at_quantile`. Scores are of float32.
+    #: `decoding.verify.at_quantile`.
     draw: Callable[[Tensor, float, float], int] | None = None
 
     def forward(

@@ -281,7 +281,7 @@ class NativeTarget(Target):
 
     def draw(self, scores: Float[Tensor, " tokens"], quantile: float, temperature: float = 1.0) -> int:
         """See `Target.draw`."""
-        scores = scores.contiguous()
+        scores = scores.float().contiguous()  # someone's own processor may have made doubles of them
         token: int = library().paceline_draw(scores.data_ptr(), len(scores), 1.0 / temperature, quantile)
         return token
 
