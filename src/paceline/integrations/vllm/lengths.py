@@ -2,8 +2,10 @@
 
 All requests of a step share its time, so they share one budget. Of all candidates the most probable N are verified,
 where N maximises the tokens expected less what the time for them brings in the long run: the rule of
-`drafting.budget` and `policies.long_run`, for a whole batch. What a step costs is measured from outside, as the time
-between two proposals, by the tokens in it: one for each request, and those that it verified.
+`drafting.budget` and `policies.long_run`, for a whole batch. A greater N that is nearly as good is taken instead, if
+time counts for only half: neither costs nor probabilities are known that well, and a step that verifies more shows more
+of both. What a step costs is measured from outside, as the time between two proposals, by the tokens in it: one for
+each request, and those that it verified.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 WIDTHS = sorted({round(2 ** (half / 2)) for half in range(33)})
 SLOPE = 0.03  # of the time of a step over one token, that one more is thought to cost before any was seen
 GUESSED = 1.0  # standard deviation of that, in logarithms
+NEAR = 0.03  # of a step's tokens: what more drafts may lose, though not more than half of what drafting gains
 FURTHER = 2.0  # a step has at most so many times the tokens of the widest one before it, where it may have any number
 
 
@@ -102,7 +105,11 @@ class Lengths:
         rate = self.rate * rows / float(self._seconds(rows))  # tokens a second of all
         gains = tokens - rate * (self._seconds(widths) - self._seconds(rows))
         probed = self._costs.probe(widths.tolist(), gains.tolist(), rate)
-        best = int(gains.argmax()) if probed is None else int(widths.searchsorted(probed))
+        if probed is None:
+            near = gains >= gains.max() - min(NEAR * rows * self.rate, gains.max() / 2)
+            best = int(np.where(near, tokens + gains, -np.inf).argmax())  # in the sum time counts for half
+        else:
+            best = int(widths.searchsorted(probed))
         lengths: np.ndarray = np.bincount(order[: counts[best]] // most, minlength=rows)
         return lengths
 
