@@ -2,10 +2,9 @@
 
 All requests of a step share its time, so they share one budget. Of all candidates the most probable N are verified,
 where N maximises the tokens expected less what the time for them brings in the long run: the rule of
-`drafting.budget` and `policies.long_run`, for a whole batch. A greater N that is nearly as good is taken instead, if
-time counts for only half: neither costs nor probabilities are known that well, and a step that verifies more shows more
-of both. What a step costs is measured from outside, as the time between two proposals, by the tokens in it: one for
-each request, and those that it verified.
+`drafting.budget` and `policies.long_run`, for a whole batch. Around that maximum little changes, so more are verified
+for next to nothing: a text then takes fewer steps, and there is more to learn from. What a step costs is measured from
+outside, as the time between two proposals, by the tokens in it: one for each request, and those that it verified.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 WIDTHS = sorted({round(2 ** (half / 2)) for half in range(33)})
 SLOPE = 0.03  # of the time of a step over one token, that one more is thought to cost before any was seen
 GUESSED = 1.0  # standard deviation of that, in logarithms
-NEAR = 0.03  # of a step's tokens: what more drafts may lose, though not more than half of what drafting gains
+NEAR = 0.02  # of a step's tokens: what more drafts may lose, as long as drafting still gains
+WORTH = 0.25  # and of what their time brings otherwise, what such tokens bring at least
 FURTHER = 2.0  # a step has at most so many times the tokens of the widest one before it, where it may have any number
 
 
@@ -106,8 +106,9 @@ class Lengths:
         gains = tokens - rate * (self._seconds(widths) - self._seconds(rows))
         probed = self._costs.probe(widths.tolist(), gains.tolist(), rate)
         if probed is None:
-            near = gains >= gains.max() - min(NEAR * rows * self.rate, gains.max() / 2)
-            best = int(np.where(near, tokens + gains, -np.inf).argmax())  # in the sum time counts for half
+            near = gains >= max(gains.max() - NEAR * rows * self.rate, 0.0)
+            at_less = tokens - WORTH * (tokens - gains)
+            best = int(np.where(near, at_less, -np.inf).argmax())
         else:
             best = int(widths.searchsorted(probed))
         lengths: np.ndarray = np.bincount(order[: counts[best]] // most, minlength=rows)
