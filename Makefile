@@ -26,6 +26,7 @@ test-vllm: $(VENV)/.dev  ## heads and drafters in vLLM, in an environment of its
 	$(BIN)/python tests/vllm/drafters.py --limit 1
 	$(BIN)/python tests/vllm/sampled.py
 	$(BIN)/python tests/vllm/faults.py
+	$(BIN)/python tests/vllm/examples.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

