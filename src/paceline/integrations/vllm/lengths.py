@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 WIDTHS = sorted({round(2 ** (half / 2)) for half in range(33)})
 SLOPE = 0.03  # of the time of a step over one token, that one more is thought to cost before any was seen
 GUESSED = 1.0  # standard deviation of that, in logarithms
-NEAR = 0.02  # of a step's tokens: what more drafts may lose, as long as drafting still gains
-WORTH = 0.25  # and of what their time brings otherwise, what such tokens bring at least
+NEAR = 0.05  # of a step's tokens: what more drafts may lose, as long as drafting still gains
+WORTH = 0.15  # and of what their time brings otherwise, what such tokens bring at least
 FURTHER = 2.0  # a step has at most so many times the tokens of the widest one before it, where it may have any number
 
 
@@ -123,10 +123,14 @@ def _guess(tokens: Any) -> Any:
 def path_probabilities(found: Candidates, path: list[int], calibration: Calibration) -> list[float]:
     """P(right up to a node) for the nodes of a path: what their sources say, as far as they were right so far."""
     said, reached, probabilities = 1.0, 1.0, []
+    factors = dict[tuple[str, int], float]()
     for node in path:
-        score, source = found.scores[node - 1], found.sources[node - 1]
+        score = found.scores[node - 1]
         share = score / (said or 1.0)
-        reached *= min(share * calibration.factor(source, bisect(CLASSES, share)), 1.0)
+        kind = found.sources[node - 1], bisect(CLASSES, share)
+        if kind not in factors:
+            factors[kind] = calibration.factor(*kind)
+        reached *= min(share * factors[kind], 1.0)
         probabilities.append(reached)
         said = score
     return probabilities
