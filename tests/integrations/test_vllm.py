@@ -246,7 +246,7 @@ def test_little_is_lost_while_costs_are_learned(rows: int, least: float) -> None
 
 
 @pytest.mark.parametrize("rows", [16, 4])
-def test_the_widest_of_those_nearly_as_good(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_go_on_for_a_little_of_the_speed(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     speed, accepted = drafted_by_cost(rows, 6000)
     monkeypatch.setattr("paceline.integrations.vllm.lengths.NEAR", 0.0)
     best, fewer = drafted_by_cost(rows, 6000)
@@ -254,16 +254,16 @@ def test_the_widest_of_those_nearly_as_good(rows: int, monkeypatch: pytest.Monke
     assert speed > 0.97 * best
 
 
-def drafted_by_cost(rows: int, steps: int) -> tuple[float, float]:
-    """So many rows' steps with tokens as dear as on two cores: speed against steps without drafts, and which share of
-    the tokens was drafted.
+def drafted_by_cost(rows: int, passes: int) -> tuple[float, float]:
+    """With tokens as dear as on two cores, `passes` of all rows together: speed against steps without drafts, and which
+    share of the tokens was drafted.
     """
     random, lengths = np.random.default_rng(0), Lengths(8, "ragged")
 
     def cost(tokens: int) -> float:
         return 0.035 + 0.0079 * (tokens - 1)
 
-    taken, tokens, steps = 0.0, 0, steps // rows
+    taken, tokens, steps = 0.0, 0, passes // rows
     for _ in range(steps):
         right = np.where(random.random(rows) < 0.35, 0.9, 0.3)  # P(the next token is right), of each request
         chosen = lengths.choose(right[:, None] ** np.arange(1, 9))

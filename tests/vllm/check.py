@@ -137,6 +137,12 @@ def environment() -> Path:
     return python
 
 
+def paths(*more: Path) -> dict[str, str]:
+    """Where Python finds this checkout's paceline and more."""
+    found = [Path(paceline.__file__).parents[1], *more, os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(map(str, found))}
+
+
 def exported(method: str, words: Sequence[str], model: str, out: Path) -> Path:
     words = ["export", method, "--model", model, "--out", str(out), "--dtype", "float32", *words]
     if command(words):

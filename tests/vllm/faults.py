@@ -25,7 +25,7 @@ from pathlib import Path
 
 import httpx
 import psutil
-from check import HERE, PROMPTS, environment
+from check import HERE, PROMPTS, environment, paths
 from thrower import POISON
 
 import paceline
@@ -178,12 +178,6 @@ def running(words: Sequence[object], more: dict[str, str], url: str) -> Iterator
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait(60)
-
-
-def paths(*more: Path) -> dict[str, str]:
-    """Where Python finds this checkout's paceline and more."""
-    found = [Path(paceline.__file__).parents[1], *more, os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(map(str, found))}
 
 
 def free_port() -> int:

@@ -2,9 +2,9 @@
 
 All requests of a step share its time, so they share one budget. Of all candidates the most probable N are verified,
 where N maximises the tokens expected less what the time for them brings in the long run: the rule of
-`drafting.budget` and `policies.long_run`, for a whole batch. Around that maximum little changes, so more are verified
-for next to nothing: a text then takes fewer steps, and there is more to learn from. What a step costs is measured from
-outside, as the time between two proposals, by the tokens in it: one for each request, and those that it verified.
+`drafting.budget` and `policies.long_run`, for a whole batch. Around that maximum little changes, so some more are
+verified: a text then takes fewer steps, for a little of the speed. What a step costs is measured from outside, as the
+time between two proposals, by the tokens in it: one for each request, and those that it verified.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ class Lengths:
             counts, widths, tokens = counts[:sure], widths[:sure], tokens[:sure]
         else:  # all, whose filling up costs the same, or none
             counts, widths, tokens = counts[[0, -1]], np.array([rows, rows * (1 + most)]), tokens[[0, -1]]
-        rate = self.rate * rows / float(self._seconds(rows))  # tokens a second of all
-        gains = tokens - rate * (self._seconds(widths) - self._seconds(rows))
-        probed = self._costs.probe(widths.tolist(), gains.tolist(), rate)
+        plain, usual = float(self._seconds(rows)), self.rate * rows  # a plain step's time, and what it brings otherwise
+        otherwise = usual * (self._seconds(widths) / plain - 1.0)
+        gains = tokens - otherwise
+        probed = self._costs.probe(widths.tolist(), gains.tolist(), usual / plain)
         if probed is None:
-            near = gains >= max(gains.max() - NEAR * rows * self.rate, 0.0)
-            at_less = tokens - WORTH * (tokens - gains)
-            best = int(np.where(near, at_less, -np.inf).argmax())
+            near = gains >= max(gains.max() - NEAR * usual, 0.0)
+            best = int(np.where(near, tokens - WORTH * otherwise, -np.inf).argmax())
         else:
             best = int(widths.searchsorted(probed))
         lengths: np.ndarray = np.bincount(order[: counts[best]] // most, minlength=rows)
@@ -123,14 +123,10 @@ def _guess(tokens: Any) -> Any:
 def path_probabilities(found: Candidates, path: list[int], calibration: Calibration) -> list[float]:
     """P(right up to a node) for the nodes of a path: what their sources say, as far as they were right so far."""
     said, reached, probabilities = 1.0, 1.0, []
-    factors = dict[tuple[str, int], float]()
     for node in path:
-        score = found.scores[node - 1]
+        score, source = found.scores[node - 1], found.sources[node - 1]
         share = score / (said or 1.0)
-        kind = found.sources[node - 1], bisect(CLASSES, share)
-        if kind not in factors:
-            factors[kind] = calibration.factor(*kind)
-        reached *= min(share * factors[kind], 1.0)
+        reached *= min(share * calibration.factor(source, bisect(CLASSES, share)), 1.0)
         probabilities.append(reached)
         said = score
     return probabilities
