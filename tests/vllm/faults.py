@@ -84,10 +84,7 @@ class Check:
 
     def drafted(self, url: str) -> None:
         """The server must have drafted, or all this says nothing."""
-        lines = httpx.get(f"{url}/metrics").text.splitlines()
-        accepted = sum(
-            float(x.split()[-1]) for x in lines if x.startswith("vllm:spec_decode_num_accepted_tokens_total")
-        )
+        accepted = counted(url, "spec_decode_num_accepted_tokens_total")
         self.failed += not accepted
         print(f"  {accepted:.0f} draft tokens accepted", flush=True)
 
@@ -135,6 +132,12 @@ def replicas(check: Check) -> None:
             engine.kill()
             check.compare("a replica is killed", answers.result())
         check.compare("the other one goes on", check.answers(url))
+
+
+def counted(url: str, metric: str) -> float:
+    """A counter of vLLM's, over all its labels."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{metric}{{"))
 
 
 def answer(url: str, prompt: list[int], tokens: int) -> list[int] | None:
