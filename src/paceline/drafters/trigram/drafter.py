@@ -17,7 +17,7 @@ from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import LookupDrafter, max_candidates
 from paceline.errors import CheckpointError, ModelError, PacelineError, require
 from paceline.files import at_home
-from paceline.targets.native.build import built
+from paceline.targets.native.build import available, built
 from paceline.targets.target import PassOutput, Target
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Trigram(LookupDrafter):
             window=window,
             shared=shared,
             seed=seed,
-            native=native,
+            native=native or guidance is not None,
             guide=guidance,
         )
         super().__init__(target, budget, lookup)
@@ -127,9 +127,12 @@ class Trigram(LookupDrafter):
     def _guidance(self, target: Target, guide: str, native: bool) -> Guidance | None:
         if guide == NONE or (guide == AUTO and (not native or target.chains_only)):
             return None
-        require(native, "trigram: a guide runs in the native tier's library, which cannot be built here")
         try:
-            made, self.folder = Guide.take(guide, with_blocks(target, Guide.kind))
+            read = with_blocks(target, Guide.kind)
+            require(
+                native or available(), "trigram: a guide runs in the native tier's library, which cannot be built here"
+            )
+            made, self.folder = Guide.take(guide, read)
         except PacelineError as error:
             if guide != AUTO:
                 raise
