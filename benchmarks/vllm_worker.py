@@ -3,7 +3,10 @@
 Started with `{"model": folder, "threads": n, "context": tokens, "rows": n, "eos": ids, "speculative": config or null,
 "additional": config}`, it prints `{"version": v}` when it has loaded, and then a line a question:
 
-    {"prompts": [ids, ...], "tokens": n}  ->  {"ids": [...], "seconds": s, "drafts": [rounds, drafted, accepted]}
+    {"prompts": [ids, ...], "level": n, "tokens": n}
+        ->  {"ids": [...], "seconds": s, "drafts": [rounds, drafted, accepted]}
+
+`level` requests are in work at a time: as soon as one is answered the next begins.
 """
 
 from __future__ import annotations
@@ -49,14 +52,26 @@ def main() -> None:
             temperature=0.0, max_tokens=asked["tokens"], stop_token_ids=settings["eos"], detokenize=False
         )
         before, started = counted(llm), time.perf_counter()
-        outputs = llm.generate([{"prompt_token_ids": ids} for ids in asked["prompts"]], sampling, use_tqdm=False)
+        ids = answered(llm.llm_engine, asked["prompts"], asked["level"], sampling)
         seconds = time.perf_counter() - started
         answer = {
-            "ids": [list(output.outputs[0].token_ids) for output in outputs],
+            "ids": ids,
             "seconds": seconds,
             "drafts": [after - earlier for after, earlier in zip(counted(llm), before, strict=True)],
         }
         print(json.dumps(answer), file=out, flush=True)
+
+
+def answered(engine: Any, prompts: list[list[int]], level: int, sampling: Any) -> list[list[int]]:
+    """The answers to all prompts, `level` of them in work at a time."""
+    found: dict[str, list[int]] = {}
+    begun = 0
+    while len(found) < len(prompts):
+        while begun < min(len(found) + level, len(prompts)):
+            engine.add_request(str(begun), {"prompt_token_ids": prompts[begun]}, sampling)
+            begun += 1
+        found |= {done.request_id: list(done.outputs[0].token_ids) for done in engine.step() if done.finished}
+    return [found[str(at)] for at in range(len(prompts))]
 
 
 def counted(llm: Any) -> list[int]:

@@ -44,6 +44,12 @@ def interpreter(peer: Peer, work: Path, python: str = sys.executable) -> Path:
     return made
 
 
+def preloaded(peer: Peer, python: Path) -> dict[str, str]:
+    """The variables of the peer's process: its preloaded library, where this environment has it."""
+    library = python.parents[1] / peer.preload
+    return {"LD_PRELOAD": str(library)} if peer.preload and library.exists() else {}
+
+
 def inside(folder: Path) -> Path:
     """The interpreter of a virtual environment."""
     return folder / ("Scripts" if os.name == "nt" else "bin") / "python"

