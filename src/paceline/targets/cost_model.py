@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -13,10 +14,9 @@ from paceline.errors import require
 TABLE = 128  # widths that are looked up
 
 # Standard deviations, in logarithms: what is believed of costs before anything is measured, beside a straight line.
-SPEED, LEAN, BEND, STEP = 1.0, 0.7, 0.3, 0.1  # of all together, of the slope, of what neighbours share, of one width
+SPEED, LEAN, BEND = 1.0, 0.7, 0.3  # of all together, of the slope, of what neighbours share
 OCTAVES = 1.5  # widths that far apart, in factors of two, still share most of their bend
 MEASURED, NOISE = 0.25, 0.1  # of a width's first measurement, of a pass that is run
-DRIFT, CHANGE = 0.03, 0.003  # from one pass to the next: of the machine's speed, of a width's own cost
 DOUBLED = 1000  # tokens in the cache that may, for all that is known, double a pass's time, or a token's share of it
 UNSURE = 0.5  # standard deviation of what is given as added by contexts, as a part of it
 SLOWER, FASTER = 2.0, 4.0  # the most standard deviations that a pass counts for: noise only ever adds
@@ -25,6 +25,23 @@ LEARNED_FROM = ((64, 1), (256, 4), (np.inf, 16))  # up to so many passes each so
 FIRST_PROBE = 8  # passes after which one is run for the sake of knowing; then after twice as many each time
 
 _WIDTHS = np.arange(TABLE + 1, dtype=float)
+
+
+class Changes(NamedTuple):
+    """How costs are thought to differ from neighbour to neighbour, and to change: standard deviations, in logarithms.
+
+    Attributes:
+        step: of one width beside those next to it.
+        speed: of the machine, from one pass that is learned from to the next.
+        width: of a width's own cost, likewise.
+    """
+
+    step: float
+    speed: float
+    width: float
+
+
+PASSES = Changes(step=0.1, speed=0.03, width=0.003)  # of a target's passes
 
 
 class Costs:
@@ -122,6 +139,8 @@ class LearnedCosts(Costs):
 
     Args:
         measured: standard deviation of what is given, in logarithms: greater where it is a guess.
+        changes: what is believed of them.
+        learned_from: up to so many passes each so many-th is learned from.
     """
 
     def __init__(
@@ -132,6 +151,8 @@ class LearnedCosts(Costs):
         read: float = 0.0,
         score: float = 0.0,
         measured: float = MEASURED,
+        changes: Changes = PASSES,
+        learned_from: Sequence[tuple[float, int]] = LEARNED_FROM,
     ) -> None:
         super().__init__(passes, context=context, read=read, score=score)
         line = _line(self.widths, self.base)
@@ -139,14 +160,20 @@ class LearnedCosts(Costs):
         apart = (octaves[:, None] - octaves) / OCTAVES
         shared, own = np.exp(-0.5 * apart**2), np.eye(len(octaves))
         lean = octaves - octaves[0]
-        prior = SPEED**2 + LEAN**2 * np.outer(lean, lean) / max(lean[-1], 1.0) ** 2 + BEND**2 * shared + STEP**2 * own
+        prior = (
+            SPEED**2
+            + LEAN**2 * np.outer(lean, lean) / max(lean[-1], 1.0) ** 2
+            + BEND**2 * shared
+            + changes.step**2 * own
+        )
         gain = np.linalg.solve(prior + measured**2 * own, prior).T
         further = np.array([self.read, self.score])
         doubling = np.array([self.base[0], self.slope]) / DOUBLED
         unsure = UNSURE * further + doubling
         self._mean = np.concatenate([np.log(line) + gain @ np.log(self.base / line), further])
         self._covariance = _block(prior - gain @ prior, unsure**2)
-        self._change = _block(DRIFT**2 + CHANGE**2 * (shared + own), (CHANGE * unsure) ** 2)
+        self._change = _block(changes.speed**2 + changes.width**2 * (shared + own), (changes.width * unsure) ** 2)
+        self._learned_from = learned_from
         self._observed, self._next_probe = 0, FIRST_PROBE  # passes
         self._probed: int | None = None  # a width that is being tried
         self._believe()
@@ -171,7 +198,7 @@ class LearnedCosts(Costs):
 
     def observe(self, width: int, seconds: float, slots: float | None = None, rows: int = 1) -> None:
         self._observed += 1
-        since = next(each for most, each in LEARNED_FROM if self._observed <= most)
+        since = next(each for most, each in self._learned_from if self._observed <= most)
         tried, self._probed = width == self._probed, None
         if (widest := int(self.widths[-1])) < width:  # what the straight line from there on says of the last width
             width, seconds = widest, seconds * self(widest, slots, rows) / self(width, slots, rows)

@@ -3,13 +3,14 @@
 All requests of a step share its time, so they share one budget. Of all candidates the most probable N are verified,
 where N maximises the tokens expected less what the time for them brings in the long run: the rule of
 `drafting.budget` and `policies.long_run`, for a whole batch. Around that maximum little changes, so some more are
-verified: a text then takes fewer steps, for a little of the speed. What a step costs is measured from outside, as the
-time between two proposals, by the tokens in it: one for each request, and those that it verified.
+verified: a text then takes fewer steps, for a little of the speed (`VLLMSettings.worth`). What a step costs is measured
+from outside, as the time between two proposals, by the tokens in it: one for each request, and those that it verified.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
+from math import log2
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,17 +19,17 @@ from jaxtyping import Float, Integer
 from paceline.drafting.budget import CLASSES, Calibration
 from paceline.integrations.vllm.settings import ALL_OR_NOTHING, RAGGED
 from paceline.policies.long_run import FADING, START
-from paceline.targets.cost_model import LearnedCosts
+from paceline.targets.cost_model import Changes, LearnedCosts
 
 if TYPE_CHECKING:
     from paceline.drafting.lookup import Candidates
 
 #: Tokens of a step at which costs are kept: all that vLLM verifies in one.
-WIDTHS = sorted({round(2 ** (half / 2)) for half in range(33)})
+WIDTHS = [2**octave for octave in range(17)]
 SLOPE = 0.03  # of the time of a step over one token, that one more is thought to cost before any was seen
 GUESSED = 1.0  # standard deviation of that, in logarithms
-NEAR = 0.05  # of a step's tokens: what more drafts may lose, as long as drafting still gains
-WORTH = 0.15  # and of what their time brings otherwise, what such tokens bring at least
+CHANGES = Changes(step=0.02, speed=0.01, width=0.001)  # all costs are learned from steps, so these say more of shapes
+ALWAYS = ((np.inf, 1),)  # beside a step, learning from it takes no time
 FURTHER = 2.0  # a step has at most so many times the tokens of the widest one before it, where it may have any number
 
 
@@ -37,19 +38,23 @@ class Lengths:
 
     Args:
         most: tokens that a request drafts at most.
-        mode: of `VLLMSettings`.
+        mode, worth: of `VLLMSettings`.
     """
 
-    def __init__(self, most: int, mode: str) -> None:
-        self.most, self.mode = most, mode
+    def __init__(self, most: int, mode: str, worth: float) -> None:
+        self.most, self.mode, self.worth = most, mode, worth
         self._costs: LearnedCosts | None = None  # of steps by their tokens; there was none yet
         self._widest = 0  # tokens of a step so far
         self._tokens = self._time = 0.0  # of a request, fading; the time in plain steps
+        self._seen: dict[int, tuple[float, float]] = {}  # the same by load
 
-    @property
-    def rate(self) -> float:
-        """Tokens that a request gets in the time of a plain step, in the long run: rho of `policies.long_run`."""
-        return (START + self._tokens) / (START + self._time)
+    def rate(self, rows: int) -> float:
+        """Tokens that a request gets in the time of a plain step, in the long run: rho of `policies.long_run`. It is
+        another with other loads, where other drafts pay.
+        """
+        tokens, time = self._seen.get(_load(rows), (0.0, 0.0))
+        foreseen = (START + self._tokens) / (START + self._time)
+        return (START * foreseen + tokens) / (START + time)
 
     def relative(self, rows: int, drafted: float) -> float:
         """What a step costs in which each request drafts so many, in plain steps."""
@@ -70,11 +75,18 @@ class Lengths:
             if drafted:
                 return
             scale = seconds / _guess(rows)
-            self._costs = LearnedCosts({width: scale * _guess(width) for width in WIDTHS}, measured=GUESSED)
+            self._costs = LearnedCosts(
+                {width: scale * _guess(width) for width in WIDTHS},
+                measured=GUESSED,
+                changes=CHANGES,
+                learned_from=ALWAYS,
+            )
         self._costs.observe(rows + drafted, seconds)
         self._widest = max(self._widest, rows + drafted)
-        self._tokens = self._tokens * FADING + emitted / rows
-        self._time = self._time * FADING + self.relative(rows, drafted / rows)
+        each, relative = emitted / rows, self.relative(rows, drafted / rows)
+        self._tokens, self._time = self._tokens * FADING + each, self._time * FADING + relative
+        tokens, time = self._seen.get(_load(rows), (0.0, 0.0))
+        self._seen[_load(rows)] = tokens * FADING + each, time * FADING + relative
 
     def choose(
         self, probabilities: Float[np.ndarray, "rows most"], chosen: bool = True
@@ -102,17 +114,24 @@ class Lengths:
             counts, widths, tokens = counts[:sure], widths[:sure], tokens[:sure]
         else:  # all, whose filling up costs the same, or none
             counts, widths, tokens = counts[[0, -1]], np.array([rows, rows * (1 + most)]), tokens[[0, -1]]
-        plain, usual = float(self._seconds(rows)), self.rate * rows  # a plain step's time, and what it brings otherwise
+        plain, usual = (
+            float(self._seconds(rows)),
+            self.rate(rows) * rows,
+        )  # a plain step's time, and what it brings otherwise
         otherwise = usual * (self._seconds(widths) / plain - 1.0)
         gains = tokens - otherwise
         probed = self._costs.probe(widths.tolist(), gains.tolist(), usual / plain)
         if probed is None:
-            near = gains >= max(gains.max() - NEAR * usual, 0.0)
-            best = int(np.where(near, tokens - WORTH * otherwise, -np.inf).argmax())
+            best = int(np.where(gains >= 0, tokens - self.worth * otherwise, -np.inf).argmax())
         else:
             best = int(widths.searchsorted(probed))
         lengths: np.ndarray = np.bincount(order[: counts[best]] // most, minlength=rows)
         return lengths
+
+
+def _load(rows: int) -> int:
+    """What is one load: requests in their number's half of a factor of two."""
+    return round(2 * log2(rows))
 
 
 def _guess(tokens: Any) -> Any:

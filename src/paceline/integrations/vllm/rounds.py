@@ -39,7 +39,7 @@ class Rounds:
     ) -> None:
         self.source, self.settings, self._clock = source, settings, clock
         self.rows: ContentRows | NamedRows = ContentRows()
-        self.lengths = Lengths(settings.most, settings.mode)
+        self.lengths = Lengths(settings.most, settings.mode, settings.worth)
         self._calibration = Calibration()
         self._before: dict[type, StoppingPolicy] = {}  # see `Setting.before`
         self._step, self._ended, self._count = 0, 0.0, 1

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 METHOD = "merge:drafters=suffix|trigram"
 RAGGED, PAD, ALL_OR_NOTHING = MODES = ("ragged", "pad", "all-or-nothing")
+WORTH = 0.5
+OPTIONS: dict[str, Any] = {"method": METHOD, "mode": RAGGED, "worth": WORTH}  # and what they are where not given
 VERSIONS = ("0.32", "0.33")  # of vLLM, whose interface for proposers may change
 
 
@@ -31,6 +33,8 @@ class VLLMSettings:
             as one drafts, filled up; "all-or-nothing": all rows the most, where all have as many, or none any.
         most: `num_speculative_tokens`.
         max_model_len: tokens of a context.
+        worth: the part of their time that more drafted tokens must bring, as long as a step gains by its drafts. 1: as
+            many as make tokens come fastest.
         timed: whether lengths may depend on measured times: not where ranks must draft alike without talking.
     """
 
@@ -38,6 +42,7 @@ class VLLMSettings:
     mode: str
     most: int
     max_model_len: int
+    worth: float = WORTH
     timed: bool = True
 
     @classmethod
@@ -45,15 +50,18 @@ class VLLMSettings:
         """From a `VllmConfig`. Raises OptionError for what is unknown."""
         given = (config.additional_config or {}).get("paceline", {})
         require(isinstance(given, dict), "additional_config: paceline must be an object of options")
-        unknown = sorted(given.keys() - {"method", "mode"})
+        unknown = sorted(given.keys() - set(OPTIONS))
         require(
-            not unknown, f"additional_config: paceline has no option '{', '.join(unknown)}'; there are method, mode"
+            not unknown,
+            f"additional_config: paceline has no option '{', '.join(unknown)}'; there are {', '.join(OPTIONS)}",
         )
-        method, mode = given.get("method", METHOD), given.get("mode", RAGGED)
+        method, mode, worth = (given.get(name, usual) for name, usual in OPTIONS.items())
         require(mode in MODES, f"additional_config: mode must be one of {', '.join(MODES)}, not '{mode}'")
+        number = isinstance(worth, int | float) and not isinstance(worth, bool)
+        require(number and 0 <= worth <= 1, f"additional_config: worth must be a number from 0 to 1, not '{worth}'")
         timed = config.parallel_config.distributed_executor_backend != "external_launcher"
         most = config.speculative_config.num_speculative_tokens
-        return cls(method, mode, most, config.model_config.max_model_len, timed)
+        return cls(method, mode, most, config.model_config.max_model_len, worth, timed)
 
 
 class ProposalSource(NamedTuple):
