@@ -208,6 +208,16 @@ def test_time_for_drafting_lowers_the_rate() -> None:
     assert budget.rate(1) < before
 
 
+def test_the_rate_follows_the_load() -> None:
+    """A request that shared its passes and goes on alone, or the other way around, does not go on as if nothing was."""
+    for before, after in ((1, 8), (8, 1)):
+        budget = Budget(CPU)
+        for _ in range(200):
+            budget.choose(TokenTree.root(0), before)
+            budget.observe([1])
+        assert budget.rate(after) == pytest.approx(Budget(CPU).rate(after))
+
+
 def test_a_budget_that_leaves_the_choice_to_another() -> None:
     budget, tree = Budget(CPU), candidate(0.01)
     assert Deferred(budget).choose(tree) is tree

@@ -93,6 +93,7 @@ class Selection(NamedTuple):
             and tokens.
         gains: tokens that so many are expected to bring, less those that their time would bring otherwise.
         rate: these, a second of a pass.
+        plain: seconds of the request's share of a pass without drafts.
     """
 
     tree: TokenTree
@@ -102,6 +103,7 @@ class Selection(NamedTuple):
     widths: Sequence[int]
     gains: list[float]
     rate: float
+    plain: float
 
     @property
     def gain(self) -> float:
@@ -128,13 +130,12 @@ class Budget:
         self.costs, self.packed = costs, packed
         self._calibration = Calibration(before, FADING)
         self._factors: dict[str, list[float]] = {}  # this round's, by source and class
-        self._tokens, self._seconds = 0.0, 0.0  # fading
+        self._tokens, self._time = 0.0, 0.0  # fading; the time in plain rounds, with as many requests as there were
         self._waiting: tuple[TokenTree, float] | None = None
 
     def rate(self, rows: int, slots: float | None = None) -> float:
         """Tokens a second of this request when `rows` of them share a pass, all wanting as much as it does."""
-        plain = (self.costs(rows, slots, rows) + self.costs.between) / rows
-        return (START + self._tokens) / (START * plain + self._seconds)
+        return self._brings() / self._plain(rows, slots)
 
     def step(self, rows: int) -> int:
         """Tokens by which a pass grows for one more node of a request: its own, or one of every request."""
@@ -163,23 +164,23 @@ class Budget:
             slots: tokens that the request has in the KV cache; None: as many as where costs were measured.
             nodes: most that may be verified; None: all.
         """
-        narrow = rows * (others + 1)
+        narrow, plain = rows * (others + 1), self._plain(rows, slots)
         if not tree.drafted:
             alone = (self.costs(narrow, slots, rows) + self.costs.between) / rows
-            return Selection(tree, [], [], [alone], [narrow], [0.0], 0.0)
+            return Selection(tree, [], [], [alone], [narrow], [0.0], 0.0, plain)
         step = self.step(rows)
-        rate = self.rate(rows, slots) / step
+        rate = self._brings() / plain / step
         probabilities = self._probabilities(tree)
         order = best_first(probabilities)[:nodes]
         widths = range(narrow, narrow + step * len(order) + 1, step)
         seconds = self.costs.series(widths, slots, rows)
-        plain = (seconds[0] + self.costs.between) / rows
-        costs = [plain + (wider - seconds[0]) / step for wider in seconds]
+        alone = (seconds[0] + self.costs.between) / rows
+        costs = [alone + (wider - seconds[0]) / step for wider in seconds]
         probabilities = [probabilities[node] for node in order]
         gains = [0.0]
         for count, probability in enumerate(probabilities, start=1):
             gains.append(gains[-1] + probability - rate * (seconds[count] - seconds[count - 1]))
-        return Selection(tree, order, probabilities, costs, widths, gains, rate)
+        return Selection(tree, order, probabilities, costs, widths, gains, rate, plain)
 
     def take(self, plan: Selection, drafting: float = 0.0) -> TokenTree:
         """The planned part of the tree, or now and then another for the sake of knowing what a pass costs.
@@ -193,24 +194,32 @@ class Budget:
 
     def verify(self, plan: Selection, count: int, seconds: float) -> TokenTree:
         """The best `count` nodes of a plan; drafting and verifying them takes this request so many seconds."""
-        self._waiting = (plan.tree, seconds)
+        self._waiting = (plan.tree, seconds / plan.plain)
         return plan.tree.keep(plan.order[:count])
 
     def observe(self, ids: Sequence[int]) -> None:
         """The outcome of the round that `choose` was last asked about: the tokens that came behind the root."""
         if self._waiting is None:
             return
-        (tree, cost), self._waiting = self._waiting, None
+        (tree, time), self._waiting = self._waiting, None
         self._factors.clear()
         self._calibration.fade()
         self._tokens = self._tokens * FADING + len(ids)
-        self._seconds = self._seconds * FADING + cost
+        self._time = self._time * FADING + time
         right = [True] + [False] * tree.drafted
         for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
             if node and right[parent] and depth <= len(ids):
                 right[node] = tree.tokens[node] == ids[depth - 1]
                 share = (tree.scores[node] or 0.0) / (tree.scores[parent] or 1.0)
                 self._calibration.learn(tree.sources[node], bisect(CLASSES, share), right[node], share)
+
+    def _brings(self) -> float:
+        """Tokens in the time of a plain round: unlike those a second, much the same when requests come and go."""
+        return (START + self._tokens) / (START + self._time)
+
+    def _plain(self, rows: int, slots: float | None) -> float:
+        """Seconds of this request's share of a pass without drafts."""
+        return (self.costs(rows, slots, rows) + self.costs.between) / rows
 
     def _probabilities(self, tree: TokenTree) -> list[float]:
         """P(accepted) of all nodes."""
