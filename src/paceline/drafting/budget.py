@@ -18,6 +18,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from paceline.drafting.tree import TokenTree
+from paceline.policies.long_run import Rate
 from paceline.targets.cost_model import Costs
 
 AUTO = "auto"
@@ -28,7 +29,6 @@ FADING = 0.5 ** (1 / 100)  # what a request has shown counts half after 100 roun
 LASTING = 0.5 ** (1 / 2000)  # and for the requests that come after it after 2000
 HEAVY = 1e6  # a weight of what is new that is as good as any
 CLASSES = (0.5,)  # tokens that are expected with more, or less, are judged apart
-START = 8.0  # rounds of plain decoding that the rate starts from
 GOES_ON = 0.6  # how often a drafted token is right after one that was
 DOUBT = 2.0  # the factor by which drafters may expect too little
 
@@ -130,12 +130,12 @@ class Budget:
         self.costs, self.packed = costs, packed
         self._calibration = Calibration(before, FADING)
         self._factors: dict[str, list[float]] = {}  # this round's, by source and class
-        self._tokens, self._time = 0.0, 0.0  # fading; the time in plain rounds, with as many requests as there were
+        self._rate = Rate()  # in plain rounds with as many requests as there are: it holds when others come and go
         self._waiting: tuple[TokenTree, float] | None = None
 
     def rate(self, rows: int, slots: float | None = None) -> float:
         """Tokens a second of this request when `rows` of them share a pass, all wanting as much as it does."""
-        return self._brings() / self._plain(rows, slots)
+        return self._rate() / self._plain(rows, slots)
 
     def step(self, rows: int) -> int:
         """Tokens by which a pass grows for one more node of a request: its own, or one of every request."""
@@ -169,7 +169,7 @@ class Budget:
             alone = (self.costs(narrow, slots, rows) + self.costs.between) / rows
             return Selection(tree, [], [], [alone], [narrow], [0.0], 0.0, plain)
         step = self.step(rows)
-        rate = self._brings() / plain / step
+        rate = self._rate() / plain / step
         probabilities = self._probabilities(tree)
         order = best_first(probabilities)[:nodes]
         widths = range(narrow, narrow + step * len(order) + 1, step)
@@ -204,18 +204,13 @@ class Budget:
         (tree, time), self._waiting = self._waiting, None
         self._factors.clear()
         self._calibration.fade()
-        self._tokens = self._tokens * FADING + len(ids)
-        self._time = self._time * FADING + time
+        self._rate.observe(len(ids), time)
         right = [True] + [False] * tree.drafted
         for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
             if node and right[parent] and depth <= len(ids):
                 right[node] = tree.tokens[node] == ids[depth - 1]
                 share = (tree.scores[node] or 0.0) / (tree.scores[parent] or 1.0)
                 self._calibration.learn(tree.sources[node], bisect(CLASSES, share), right[node], share)
-
-    def _brings(self) -> float:
-        """Tokens in the time of a plain round: unlike those a second, much the same when requests come and go."""
-        return (START + self._tokens) / (START + self._time)
 
     def _plain(self, rows: int, slots: float | None) -> float:
         """Seconds of this request's share of a pass without drafts."""

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 START = 8.0  # plain rounds' worth of time by which the rate that is foreseen weighs
 RENEWED = 8  # rounds after which costs are asked for again
 FADING = 0.5 ** (1 / 100)  # what was seen counts half after 100 rounds
+
+
+class Rate:
+    """rho: tokens by the time of a plain round, of the rounds that were seen lately."""
+
+    def __init__(self) -> None:
+        self._tokens = self._time = 0.0  # fading
+
+    def __call__(self, foreseen: float = 1.0) -> float:
+        """`foreseen` is what it is thought to be before rounds show it."""
+        return (START * foreseen + self._tokens) / (START + self._time)
+
+    def observe(self, tokens: float, time: float) -> None:
+        """A round brought so many, in so many plain rounds' time."""
+        self._tokens = self._tokens * FADING + tokens
+        self._time = self._time * FADING + time
 
 
 class LongRun:
@@ -18,16 +35,15 @@ class LongRun:
     Args:
         cost: of a round by how many tokens it drafts and verifies, in rounds without a draft. What it says stands for
             some rounds, since it is needed often.
+
+    Attributes:
+        rate: rho so far.
     """
 
     def __init__(self, cost: Callable[[int], float]) -> None:
         self.cost, self._costs = cost, list[float]()
-        self._tokens = self._time = 0.0  # fading
+        self.rate = Rate()
         self._rounds = 0
-
-    def rate(self, foreseen: float = 1.0) -> float:
-        """rho, in tokens by the time of a plain round; `foreseen` is what it is thought to be before rounds show it."""
-        return (START * foreseen + self._tokens) / (START + self._time)
 
     def foreseen(self, chance: float, limit: int) -> float:
         """The rate of the best fixed length of at most `limit`, where each token is right with this probability."""
@@ -57,12 +73,11 @@ class LongRun:
 
     def follow(self, earlier: LongRun) -> None:
         """Begin with what an earlier one has seen."""
-        self._tokens, self._time = earlier._tokens, earlier._time
+        self.rate = copy(earlier.rate)
 
     def observe(self, drafted: int, accepted: int) -> None:
         """A round's outcome."""
-        self._tokens = self._tokens * FADING + accepted + 1
-        self._time = self._time * FADING + self.cost(drafted)
+        self.rate.observe(accepted + 1, self.cost(drafted))
         self._rounds += 1
         if self._rounds % RENEWED == 0:
             self._costs.clear()

@@ -10,6 +10,7 @@ from outside, as the time between two proposals, by the tokens in it: one for ea
 from __future__ import annotations
 
 from bisect import bisect
+from collections import defaultdict
 from math import log2
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from jaxtyping import Float, Integer
 
 from paceline.drafting.budget import CLASSES, Calibration
 from paceline.integrations.vllm.settings import ALL_OR_NOTHING, RAGGED
-from paceline.policies.long_run import FADING, START
+from paceline.policies.long_run import Rate
 from paceline.targets.cost_model import Changes, LearnedCosts
 
 if TYPE_CHECKING:
@@ -45,16 +46,12 @@ class Lengths:
         self.most, self.mode, self.worth = most, mode, worth
         self._costs: LearnedCosts | None = None  # of steps by their tokens; there was none yet
         self._widest = 0  # tokens of a step so far
-        self._tokens = self._time = 0.0  # of a request, fading; the time in plain steps
-        self._seen: dict[int, tuple[float, float]] = {}  # the same by load
+        self._rate = Rate()  # of a request, in plain steps
+        self._rates: defaultdict[int, Rate] = defaultdict(Rate)  # by load: with another one other drafts pay
 
     def rate(self, rows: int) -> float:
-        """Tokens that a request gets in the time of a plain step, in the long run: rho of `policies.long_run`. It is
-        another with other loads, where other drafts pay.
-        """
-        tokens, time = self._seen.get(_load(rows), (0.0, 0.0))
-        foreseen = (START + self._tokens) / (START + self._time)
-        return (START * foreseen + tokens) / (START + time)
+        """Tokens that a request gets in the time of a plain step, in the long run: rho of `policies.long_run`."""
+        return self._rates[_load(rows)](self._rate())
 
     def relative(self, rows: int, drafted: float) -> float:
         """What a step costs in which each request drafts so many, in plain steps."""
@@ -83,10 +80,8 @@ class Lengths:
             )
         self._costs.observe(rows + drafted, seconds)
         self._widest = max(self._widest, rows + drafted)
-        each, relative = emitted / rows, self.relative(rows, drafted / rows)
-        self._tokens, self._time = self._tokens * FADING + each, self._time * FADING + relative
-        tokens, time = self._seen.get(_load(rows), (0.0, 0.0))
-        self._seen[_load(rows)] = tokens * FADING + each, time * FADING + relative
+        for rate in (self._rate, self._rates[_load(rows)]):
+            rate.observe(emitted / rows, self.relative(rows, drafted / rows))
 
     def choose(
         self, probabilities: Float[np.ndarray, "rows most"], chosen: bool = True
@@ -114,10 +109,7 @@ class Lengths:
             counts, widths, tokens = counts[:sure], widths[:sure], tokens[:sure]
         else:  # all, whose filling up costs the same, or none
             counts, widths, tokens = counts[[0, -1]], np.array([rows, rows * (1 + most)]), tokens[[0, -1]]
-        plain, usual = (
-            float(self._seconds(rows)),
-            self.rate(rows) * rows,
-        )  # a plain step's time, and what it brings otherwise
+        plain, usual = float(self._seconds(rows)), self.rate(rows) * rows  # a plain step: its time, what that brings
         otherwise = usual * (self._seconds(widths) / plain - 1.0)
         gains = tokens - otherwise
         probed = self._costs.probe(widths.tolist(), gains.tolist(), usual / plain)

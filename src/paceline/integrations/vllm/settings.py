@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 METHOD = "merge:drafters=suffix|trigram"
 RAGGED, PAD, ALL_OR_NOTHING = MODES = ("ragged", "pad", "all-or-nothing")
-WORTH = 0.35
+WORTH = 0.5  # see docs/vllm-drafters.md
 OPTIONS: dict[str, Any] = {"method": METHOD, "mode": RAGGED, "worth": WORTH}  # and what they are where not given
 VERSIONS = ("0.32", "0.33")  # of vLLM, whose interface for proposers may change
 
