@@ -191,9 +191,7 @@ def described(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": cpu(), "threads": options.threads},
-        "settings": {
-            name: getattr(options, name) for name in ("model", "tokens", "draft", "levels", "prompts", "turn")
-        },
+        "settings": {name: getattr(options, name) for name in SETTINGS},
         "suite": Path(options.suite).name,
     }
 
@@ -205,7 +203,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--edits", help="functions to edit, in HumanEval's columns")
     parser.add_argument("--work", type=Path, required=True, help="folder of environments and logs")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
-    parser.add_argument("--levels", type=numbers, default=[1, 4, 16], help="prompts at a time; default 1,4,16")
+    parser.add_argument("--levels", type=numbers, default=[1, 4, 16], help="requests at a time; default 1,4,16")
     parser.add_argument("--prompts", type=numbers, default=[12, 36, 96], help="of each level; default 12,36,96")
     parser.add_argument("--turn", type=int, default=3, help="prompts of a turn, in times its level; default 3")
     parser.add_argument("--tokens", type=int, default=128, help="new ones, at most")
@@ -217,6 +215,8 @@ def parse() -> argparse.Namespace:
         parser.error("plain has to take part: others are held against it")
     if len(options.levels) != len(options.prompts):
         parser.error("--levels and --prompts are as many")
+    if options.turn < 1:
+        parser.error("--turn is 1 or more")
     return options
 
 

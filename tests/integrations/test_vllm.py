@@ -245,12 +245,12 @@ def test_little_is_lost_while_costs_are_learned(rows: int, least: float) -> None
     assert drafted_by_cost(rows, 2000)[0] > least
 
 
-@pytest.mark.parametrize("rows", [16, 4])
-def test_drafts_go_on_for_a_little_of_the_speed(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "least"), [(16, 0.97), (4, 0.94)])
+def test_drafts_go_on_for_a_little_of_the_speed(rows: int, least: float) -> None:
     speed, accepted = drafted_by_cost(rows, 6000)
     best, fewer = drafted_by_cost(rows, 6000, Lengths(8, "ragged", 1.0))
     assert accepted > 1.1 * fewer
-    assert speed > 0.94 * best
+    assert speed > least * best
 
 
 def test_each_load_has_its_own_rate() -> None:

@@ -80,8 +80,9 @@ class Lengths:
             )
         self._costs.observe(rows + drafted, seconds)
         self._widest = max(self._widest, rows + drafted)
-        for rate in (self._rate, self._rates[_load(rows)]):
-            rate.observe(emitted / rows, self.relative(rows, drafted / rows))
+        each, time = emitted / rows, self.relative(rows, drafted / rows)
+        self._rate.observe(each, time)
+        self._rates[_load(rows)].observe(each, time)
 
     def choose(
         self, probabilities: Float[np.ndarray, "rows most"], chosen: bool = True
@@ -122,7 +123,7 @@ class Lengths:
 
 
 def _load(rows: int) -> int:
-    """What is one load: requests in their number's half of a factor of two."""
+    """The load that so many requests are: numbers within about a fifth of each other are one."""
     return round(2 * log2(rows))
 
 
