@@ -47,7 +47,7 @@ THEIRS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
     "vllm-suffix": {"method": "suffix"},
 }
-METHODS = (PLAIN, *THEIRS, "trigram", "suffix", "merge:drafters=suffix|trigram")
+METHODS = (PLAIN, *THEIRS, "trigram", "suffix", "auto")
 OURS = {"method": "custom_class", "model": "paceline.integrations.vllm.Proposer"}
 WARM_UP = "Name three rivers and say where each of them begins. Then name three lakes and three seas."
 

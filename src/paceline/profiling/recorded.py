@@ -37,7 +37,7 @@ class RecordedTarget:
 
     device, dtype, num_layers, chains_only, has_blocks = torch.device("cpu"), torch.float32, 0, False, False
     tier, exact, tokenizer, eos, border, ends_early = "replay", True, None, (), ENDLESS, False
-    packs, draw = False, None
+    packs, foreign, draw = False, False, None
     turns = Turns()
 
     def __init__(self, trace: Trace, costs: Costs, clock: MadeUpClock) -> None:

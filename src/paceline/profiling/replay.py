@@ -66,7 +66,7 @@ class _NoTarget:
     """Stands in the engine for a target that computes nothing: its cache has lengths only."""
 
     device, num_layers, chains_only, name = torch.device("cpu"), 0, False, "a replay"
-    border, ends_early, packs, draw = ENDLESS, False, False, None
+    border, ends_early, packs, foreign, draw = ENDLESS, False, False, False, None
     turns = Turns()
 
     def check_fits(self, prompt: int, new: int) -> None:

@@ -97,6 +97,7 @@ class Target(ABC):
     `exact` promises that a token's result has the same bits whatever the width of the pass, so that greedy output is
     plain decoding's bit for bit; `exactness` says in a few words why it does, or does not.
     `chains_only` says that it cannot verify a tree with branches.
+    `foreign` says that another engine runs it: its weights and states are given to drafters later, if at all.
     `takes_back` says that tokens leave the cache when its lengths are set back, not by `commit` alone.
     `packs` says that it leaves out the padding of a batch, which then takes no time.
     `ends_early` says that a prompt's pass takes less where nobody wants the last hidden states.
@@ -115,6 +116,7 @@ class Target(ABC):
     tier = "reference"
     exact = False
     chains_only = False
+    foreign = False
     takes_back = True
     packs = False
     ends_early = False

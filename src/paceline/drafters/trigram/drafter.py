@@ -64,6 +64,7 @@ class Trigram(LookupDrafter):
 
     default_policy = "fixed:k=8"
     source = "trigram"
+    lookup: TrigramLookup
 
     def __init__(
         self,
@@ -108,7 +109,8 @@ class Trigram(LookupDrafter):
         turns, nodes = iterations if search == "mcts" else 0, max_candidates(budget, target)
         self.plan = Plan(turns, c1, c2, depth, candidates, nodes, 0.0, ranked, literal)
         rule = Rule(order, token_bits(found.vocab), literal, increment, max_prob, 1.0)
-        native = target.tier == "native" or built()
+        self.awaits = guide if guide_comes(target, guide) else None  # until its engine gives the guide what it reads
+        native = target.tier == "native" or built() or (self.awaits is not None and available())
         guidance = self._guidance(target, guide, native)
         lookup = TrigramLookup(
             found,
@@ -125,7 +127,7 @@ class Trigram(LookupDrafter):
         self.taps = (target.num_layers,) if guidance else ()
 
     def _guidance(self, target: Target, guide: str, native: bool) -> Guidance | None:
-        if guide == NONE or (guide == AUTO and (not native or target.chains_only)):
+        if guide == NONE or target.foreign or (guide == AUTO and (not native or target.chains_only)):
             return None
         try:
             read = with_blocks(target, Guide.kind)
@@ -139,9 +141,9 @@ class Trigram(LookupDrafter):
             damaged = type(error) is CheckpointError  # not one for another model
             log.log(logging.WARNING if damaged else logging.INFO, "trigram: %s", error)
             return None
-        from paceline.drafters.trigram.guided import LibraryGuide
+        from paceline.drafters.trigram.guided import LibraryGuide, rows_of
 
-        return LibraryGuide(made, target)
+        return LibraryGuide(made, rows_of(target))
 
     @property
     def prompt_taps(self) -> tuple[int, ...]:
@@ -151,10 +153,20 @@ class Trigram(LookupDrafter):
     def learn(self, row: Row, memory: Memory, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         super().learn(row, memory, tree, path, out)
         if self.taps:
-            memory.hidden = out.taps[self.taps[0]][path[-1]]
+            self.lookup.told(memory, out.taps[self.taps[0]][path[-1]])
 
     def max_nodes(self, depth: int) -> int:
         return min(self.plan.nodes, self.plan.candidates * min(depth, self.plan.depth))
+
+
+def guide_comes(target: Target, guide: str) -> bool:
+    """Whether another engine will give a guide what it reads of the model."""
+    if guide != AUTO or not target.foreign:
+        return target.foreign and guide != NONE
+    try:
+        return Guide.find(target).is_dir()
+    except PacelineError:
+        return False
 
 
 def find_matrix(target: Target, matrix: str | None) -> Matrix | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections.abc import Callable
 from ctypes import byref, c_int32, c_int64, c_void_p
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +27,13 @@ from paceline.targets.span import Span
 from paceline.targets.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from paceline.drafters.trigram.guide import Guide
     from paceline.drafters.trigram.matrix import Matrix
     from paceline.drafters.trigram.structures import Rule
+
+Rows = Callable[[Int[Tensor, " n"]], Float[Tensor, "n hidden"]]
 
 LINE = 64  # bytes
 SOME = 4096  # rows at a time
@@ -47,6 +50,31 @@ class CGuide(ctypes.Structure):
     )
 
 
+class TokenRows(NamedTuple):
+    """Rows of the target's matrices, which it keeps in whatever form.
+
+    Attributes:
+        tokens: all there are.
+        outputs, embeddings: those of some ids, in float32 on the CPU; without embeddings they are the outputs' rows.
+    """
+
+    tokens: int
+    outputs: Rows
+    embeddings: Rows | None = None
+
+
+def rows_of(target: Target) -> TokenRows:
+    """The rows of one of our targets."""
+
+    def outputs(ids: Int[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
+        return output_rows(target, ids).float().cpu()
+
+    def embeddings(ids: Int[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
+        return target.embed(Span(ids[None].to(target.device), np.zeros(1, np.int64)))[0].float().cpu()
+
+    return TokenRows(target.vocab_size, outputs, None if gathers_rows(target) else embeddings)
+
+
 class LibraryGuide:
     """What the C++ code reads of a guide: its matrices in blocks of 4 bits, and the target's embeddings and output rows
     in 8 bits as well, row by row.
@@ -55,10 +83,10 @@ class LibraryGuide:
         c: the structure, which points into this.
     """
 
-    def __init__(self, guide: Guide, target: Target) -> None:
+    def __init__(self, guide: Guide, rows: TokenRows) -> None:
         sizes = guide.config.hidden, guide.config.rank, guide.config.inner
-        outputs, units = _in_bytes(target, lambda ids: output_rows(target, ids))
-        embeddings = outputs if gathers_rows(target) else _in_bytes(target, lambda ids: _embedded(target, ids))[0]
+        outputs, units = _in_bytes(rows.tokens, sizes[0], rows.outputs)
+        embeddings = _in_bytes(rows.tokens, sizes[0], rows.embeddings)[0] if rows.embeddings else outputs
         matrices = [_packed(part) for part in (guide.enter, guide.think, guide.ask)]
         weigh = [part.detach().float().cpu().contiguous() for part in (guide.weigh.weight, guide.weigh.bias)]
         workspace = Arena().take(4 * library().paceline_guide_floats(*sizes)).zero_()
@@ -68,19 +96,12 @@ class LibraryGuide:
         self.c = CGuide(*addresses, len(outputs), *read, *sizes, outputs.shape[1], workspace.data_ptr())
 
 
-def _embedded(target: Target, ids: Int[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
-    return target.embed(Span(ids[None], np.zeros(1, np.int64)))[0]
-
-
-def _in_bytes(
-    target: Target, rows: Callable[[Int[Tensor, " n"]], Float[Tensor, "n hidden"]]
-) -> tuple[Int8[Tensor, "all stride"], Float[Tensor, " all"]]:
+def _in_bytes(tokens: int, hidden: int, rows: Rows) -> tuple[Int8[Tensor, "all stride"], Float[Tensor, " all"]]:
     """Rows of all tokens in 8 bits, each in whole lines of memory, and what each counts in."""
-    stride = -(-target.config.hidden_size // LINE) * LINE
-    found = Arena().take(target.vocab_size * stride).view(torch.int8).view(target.vocab_size, stride)
-    units = torch.empty(target.vocab_size)
-    for ids in torch.arange(target.vocab_size, device=target.device).split(SOME):
-        some, first = rows(ids).float().cpu().contiguous(), int(ids[0])
+    stride = -(-hidden // LINE) * LINE
+    found, units = Arena().take(tokens * stride).view(torch.int8).view(tokens, stride), torch.empty(tokens)
+    for ids in torch.arange(tokens).split(SOME):
+        some, first = rows(ids).contiguous(), int(ids[0])
         places = found[first].data_ptr(), units[first:].data_ptr()
         library().paceline_guide_rows(some.data_ptr(), *some.shape, stride, *places)
     return found, units

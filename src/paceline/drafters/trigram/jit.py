@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from paceline.drafters.trigram import counts
+from paceline.drafters.trigram import counts, many
 from paceline.drafters.trigram.counts import rebuild
-from paceline.drafters.trigram.many import follow_all
 from paceline.drafters.trigram.search import grow
-from paceline.drafters.trigram.structures import Guidance, Ngrams, Plan, Rule, SearchArena, TextCounts
+from paceline.drafters.trigram.structures import Counts, Guidance, Ngrams, Plan, Rule, SearchArena, TextCounts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jaxtyping import Float
+    from jaxtyping import Float, Integer
     from torch import Tensor
 
     from paceline.drafters.trigram.matrix import Table
@@ -25,6 +24,22 @@ __all__ = ["follow_all", "learn", "rebuild", "searcher"]
 
 def learn(text: TextCounts, ids: Sequence[int], start: int, shortest: int, longest: int, weight: float) -> None:
     counts.learn(text.counts, np.array(ids, np.int64), start, shortest, longest, weight)
+
+
+def follow_all(
+    tables: tuple[Table, ...],
+    shared: Counts,
+    rule: Rule,
+    counts: Integer[np.ndarray, "texts 5"],
+    contexts: Integer[np.ndarray, "texts n-1"],
+    tokens: Integer[np.ndarray, "texts depth"],
+    scores: Float[np.ndarray, "texts depth"],
+    sizes: Integer[np.ndarray, " texts"],
+    guide: Guidance | None = None,
+    hidden: Sequence[Float[Tensor, " hidden"] | None] = (),
+) -> None:
+    del guide, hidden  # the library's
+    many.follow_all(tables, shared, rule, counts, contexts, tokens, scores, sizes)
 
 
 class NumbaSearcher(NamedTuple):

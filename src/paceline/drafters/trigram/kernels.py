@@ -60,7 +60,9 @@ class Kernels(Protocol):
         tokens: Integer[np.ndarray, "texts depth"],
         scores: Float[np.ndarray, "texts depth"],
         sizes: Integer[np.ndarray, " texts"],
-    ) -> None: ...
+        guide: Guidance | None = None,
+        hidden: Sequence[Float[Tensor, " hidden"] | None] = (),
+    ) -> None: ...  # numba's without a guide
 
 
 def kernels(native: bool = False) -> Kernels:

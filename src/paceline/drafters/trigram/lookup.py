@@ -43,6 +43,9 @@ class TrigramLookup(DraftSource):
         plan: what to search for.
         native: search in the native tier's library, which must be there, instead of by numba.
         guide: says there which of the first tokens to expect, once a text's `Memory.hidden` is known.
+
+    Attributes:
+        guide: that one; it may also come later, while drafts are single paths.
     """
 
     source = "trigram"
@@ -65,6 +68,7 @@ class TrigramLookup(DraftSource):
         self.shared = Overlay(rule.order, half_life=shared or 1.0, compiled=self._compiled)
         self.shares, self.adapt, self.window, self.seed = shared > 0, adapt, window, seed
         self.learns_at_once = self.shares or rule.literal  # each round; else when a draft is asked for
+        self.guide, self.native = guide, native
         self.arena = new_arena(rule.order, plan.iterations, plan.nodes)
         self._searcher = self._compiled.searcher(self.tables, rule, plan, self.arena, guide)
         self.chains = False
@@ -105,7 +109,9 @@ class TrigramLookup(DraftSource):
         contexts = np.array([self._tail(ids) for ids in texts], np.int64)
         counts = places([memory.overlay for memory in memories])
         rule = self.rule._replace(shared_scale=self.shared.scale)
-        self._compiled.follow_all(self.tables, self.shared.counts, rule, counts, contexts, tokens, scores, sizes)
+        guided = (self.guide, [memory.hidden for memory in memories]) if self.guide else ()
+        outputs = tokens, scores, sizes
+        self._compiled.follow_all(self.tables, self.shared.counts, rule, counts, contexts, *outputs, *guided)
         rows = zip(tokens.tolist(), scores.tolist(), sizes.tolist(), strict=True)
         return [chain(row[:size], score[:size], self.source) for row, score, size in rows]
 
@@ -114,6 +120,9 @@ class TrigramLookup(DraftSource):
             self.shared.learn(ids, memory.seen)
         if self.learns_at_once:
             self._adapt(ids, memory)
+
+    def told(self, memory: Memory, hidden: Float[Tensor, " hidden"] | None) -> None:
+        memory.hidden = hidden
 
     def _tail(self, ids: Sequence[int]) -> list[int]:
         width = self.rule.order - 1

@@ -125,11 +125,15 @@ def follow_all(
     tokens: Integer[np.ndarray, "texts depth"],
     scores: Float[np.ndarray, "texts depth"],
     sizes: Integer[np.ndarray, " texts"],
+    guide: Guidance | None = None,
+    hidden: Sequence[Float[Tensor, " hidden"] | None] = (),
 ) -> None:
     read = ngrams_of(tables, (), place_of(shared), rule)
     outputs = (each.ctypes.data for each in (tokens, scores, sizes))
+    states = (c_void_p * len(hidden))(*(None if state is None else state.data_ptr() for state in hidden))
+    guided = (byref(guide.c), states) if guide else (None, None)
     call = library().paceline_ngrams_follow
-    call(byref(read), counts.ctypes.data, contexts.ctypes.data, *tokens.shape, *outputs)
+    call(byref(read), counts.ctypes.data, contexts.ctypes.data, *tokens.shape, *outputs, *guided)
 
 
 def ngrams_of(tables: tuple[Table, ...], own: tuple[int, ...], shared: tuple[int, ...], rule: Rule) -> CNgrams:

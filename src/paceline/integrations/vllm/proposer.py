@@ -14,6 +14,7 @@ from paceline.integrations.vllm.cpu import mend_sampling
 from paceline.integrations.vllm.rounds import Rounds
 from paceline.integrations.vllm.rows import NamedRows
 from paceline.integrations.vllm.settings import VLLMSettings, check_version, source_of
+from paceline.integrations.vllm.states import guided
 
 
 class Proposer:
@@ -30,7 +31,8 @@ class Proposer:
         check_version(_version())
         mend_sampling()
         settings = VLLMSettings.of(vllm_config)
-        self.rounds = Rounds(source_of(settings.method, _owner(vllm_config.model_config)), settings)
+        self._owner = _owner(vllm_config.model_config)
+        self.rounds = Rounds(source_of(settings.method, self._owner), settings)
 
     def propose(
         self,
@@ -54,7 +56,9 @@ class Proposer:
             return [[] for _ in sampled_token_ids]
 
     def load_model(self, target_model: Any) -> None:
-        """Nothing to load: called by vLLM with its model."""
+        """What a guide reads of it: called by vLLM with its model. Raises PacelineError: see `states.guided`."""
+        drafter = self.rounds.source.drafter
+        self.rounds.states = guided(drafter, self._owner.name, self._owner.vocab_size, target_model)
 
     def attach(self, model_runner: Any) -> None:
         """Tell requests by vLLM's ids from now on, and read their options: see `WorkerExtension`."""
@@ -96,6 +100,7 @@ def _owner(model: Any) -> Any:
         tokenizer=tokenizer,
         vocab_size=model.get_vocab_size(),
         device=torch.device("cpu"),
+        foreign=True,
         chains_only=True,
         has_blocks=False,
     )

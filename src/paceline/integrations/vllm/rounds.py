@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -18,6 +18,9 @@ from paceline.integrations.vllm.lengths import Lengths, learn, path_probabilitie
 from paceline.integrations.vllm.rows import ContentRows, NamedRows, VLLMRow, new_row
 from paceline.integrations.vllm.settings import PAD, ProposalSource, VLLMSettings, new_policy
 from paceline.policies.base import Setting, StoppingPolicy
+
+if TYPE_CHECKING:
+    from paceline.integrations.vllm.states import States
 
 OPTION = "paceline_policy"  # of a request, in `vllm_xargs`
 OFF = "fixed:k=0"
@@ -32,7 +35,12 @@ class Rounds:
     Args:
         source: what drafts.
         clock: seconds.
+
+    Attributes:
+        states: of vLLM's model, where the source has a guide that reads them.
     """
+
+    states: States | None = None
 
     def __init__(
         self, source: ProposalSource, settings: VLLMSettings, clock: Callable[[], float] = time.perf_counter
@@ -61,6 +69,7 @@ class Rounds:
         now = self._clock()
         rows = self.rows.find(sampled, lengths, tokens, self._begin)
         self._outcome(rows, sampled, now)
+        self._tell_states(rows, sampled)
         self._step += 1
         live = [row for row in rows if row is not None]
         for row in live:
@@ -120,6 +129,16 @@ class Rounds:
             row.policy.observe(row.drafted, min(len(ids) - 1, row.drafted))
             if row.found is not None:
                 learn(row.found, row.path, ids, row.calibration)
+
+    def _tell_states(self, rows: Sequence[VLLMRow | None], sampled: Sequence[list[int]]) -> None:
+        if self.states is None:
+            return
+        widths = [1 + row.width if row is not None and row.step == self._step else 1 for row in rows]
+        accepted = [min(max(len(ids) - 1, 0), width - 1) for ids, width in zip(sampled, widths, strict=True)]
+        hidden = self.states.of(widths, accepted)
+        for at, row in enumerate(rows):
+            if row is not None and row.memory is not None:
+                self.source.lookup.told(row.memory, None if hidden is None else hidden[at])
 
     def _drafts(self, rows: Sequence[VLLMRow]) -> list[list[int]]:
         depths = [reach(row) for row in rows]  # type: ignore[arg-type]  # a request has room and policy

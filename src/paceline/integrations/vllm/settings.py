@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.drafting.base import Drafter
     from paceline.policies.base import StoppingPolicy
 
-METHOD = "merge:drafters=suffix|trigram"
+METHOD = "auto"
 RAGGED, PAD, ALL_OR_NOTHING = MODES = ("ragged", "pad", "all-or-nothing")
 WORTH = 0.5  # see docs/vllm-drafters.md
 OPTIONS: dict[str, Any] = {"method": METHOD, "mode": RAGGED, "worth": WORTH}  # and what they are where not given
@@ -68,10 +68,12 @@ class ProposalSource(NamedTuple):
     """What drafts, and how far.
 
     Attributes:
+        drafter: that `lookup` belongs to, as the method names it.
         auto: whether as many tokens are verified as pay (`budget=auto`), within the policy's limit.
         policy: its name and options.
     """
 
+    drafter: Drafter
     lookup: DraftSource
     auto: bool
     policy: str
@@ -81,8 +83,8 @@ def source_of(method: str, owner: Any) -> ProposalSource:
     """The source of a method's drafts.
 
     Args:
-        owner: stands for the target: `name`, `tier`, `tokenizer`, `vocab_size`, `device`; `chains_only`, and no
-            `has_blocks`.
+        owner: stands for the target: `name`, `tier`, `tokenizer`, `vocab_size`, `device`; `foreign` and
+            `chains_only`, and no `has_blocks`.
 
     Raises:
         OptionError: the method is unknown, or its drafter needs more than token ids.
@@ -91,7 +93,7 @@ def source_of(method: str, owner: Any) -> ProposalSource:
     made = DRAFTERS.parse(drafter).build(owner)
     lookup = lookup_of(made, drafter)
     lookup.to_chains()
-    return ProposalSource(lookup, made.auto, policy or made.default_policy)
+    return ProposalSource(made, lookup, made.auto, policy or made.default_policy)
 
 
 def lookup_of(drafter: Drafter, name: str) -> DraftSource:

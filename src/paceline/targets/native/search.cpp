@@ -232,9 +232,11 @@ int paceline_ngrams_grow(const Ngrams* ngrams, const Plan* plan, const Arena* ar
 }
 
 // Behind each text's context [n - 1], overwritten, the likeliest token again and again, `depth` at most: tokens and
-// scores [texts, depth]. `own`: each text's counts, in place of those of `ngrams`.
+// scores [texts, depth]. `own`: each text's counts, in place of those of `ngrams`. With a guide, `hidden` has for each
+// text the state that its last token was told by, or null.
 void paceline_ngrams_follow(const Ngrams* ngrams, const Counts* own, int64_t* contexts, int64_t texts, int64_t depth,
-                            int64_t* tokens, double* scores, int64_t* sizes) {
+                            int64_t* tokens, double* scores, int64_t* sizes, const Guide* guide,
+                            const float* const* hidden) {
     Ngrams each = *ngrams;
     Successors found;
     const int width = each.rule.order - 1;
@@ -244,6 +246,7 @@ void paceline_ngrams_follow(const Ngrams* ngrams, const Counts* own, int64_t* co
         for (double path = 1; size < depth; size++) {
             find_successors(each, context, found);
             if (found.size == 0) break;
+            if (guide && size == 0 && hidden[text]) kernels().guide(*guide, hidden[text], context[width - 1], found);
             const int best = (int)(std::max_element(found.probs, found.probs + found.size) - found.probs);
             path *= found.probs[best];
             tokens[text * depth + size] = found.tokens[best];
