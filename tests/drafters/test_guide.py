@@ -91,6 +91,25 @@ class TestLibrary:
 
         assert shares(found) == pytest.approx(shares(alone), rel=1e-5)
 
+    def test_single_paths_begin_with_the_trees_best(self) -> None:
+        model = llama()
+        guide = drawn_guide(model)
+        guided = Trigram(make_target(model, tier="native"), guide=guide, matrix="none", candidates=WIDTH)
+        lookup, drawn = guided.lookup, torch.Generator().manual_seed(4)
+        texts = [PROMPT, [1, 7, 1, 3, 1, 9, 1], PROMPT, [3, 8, 3, 5, 3]]
+        memories = [lookup.begin(ids) for ids in texts]
+        for memory in memories[:3]:
+            lookup.told(memory, 4 * torch.randn(guided.target.config.hidden_size, generator=drawn))
+        trees = [lookup.propose(ids, memory, 1, 12) for ids, memory in zip(texts, memories, strict=True)]
+        lookup.to_chains()
+        chains = lookup.propose_all(texts, memories, 3, 12)
+        for tree, path in zip(trees, chains, strict=True):
+            assert path.is_chain
+            assert len(path.tokens) == 3
+            assert path.tokens[0] == tree.tokens[0]
+            assert path.scores[0] == pytest.approx(tree.scores[0], rel=1e-6)
+        assert chains[0] != chains[2]
+
 
 small = st.integers(0, 11)
 

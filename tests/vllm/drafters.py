@@ -28,7 +28,8 @@ import paceline
 from paceline.bench.suites import load_suite
 from paceline.targets.sources import resolve
 
-OURS = ("trigram", "suffix", "prompt-lookup", "merge:drafters=suffix|trigram", "auto")
+OURS = ("trigram", "trigram:guide=auto", "suffix", "prompt-lookup", "merge:drafters=suffix|trigram", "auto")
+FIXED = OURS[:4]  # drafted in chains of one length
 THEIRS = {
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
     "vllm-suffix": {"method": "suffix"},
@@ -74,7 +75,7 @@ def failures_of(options: argparse.Namespace, scratch: Path) -> int:
     plain = serve(None, {})
     failures = 0
     for method in options.methods.split(","):
-        fixed = method in OURS[:3]
+        fixed = method in FIXED
         name = f"{method}:budget={options.draft}+fixed:k={options.draft}" if fixed else method
         found = serve(*asked_of(name, options.draft))
         expected = here(llm, name, method, prompts, plain[0]["ids"], options) if fixed else None
@@ -116,7 +117,7 @@ def here(
 
     vLLM drafts beyond an answer's end, and counts what is accepted there: answers are continued for as much.
     """
-    name = name.replace("trigram:", "trigram:candidates=1:") if method == "trigram" else name
+    name = name.replace("trigram:", "trigram:candidates=1:") if method.startswith("trigram") else name
     begun = [prompt + ids[:1] for prompt, ids in zip(prompts, plain, strict=True)]
     outputs = llm.method(name).generate(begun, eos=(), max_new_tokens=options.tokens + options.draft)
     rounds = []

@@ -56,9 +56,10 @@ class Proposer:
             return [[] for _ in sampled_token_ids]
 
     def load_model(self, target_model: Any) -> None:
-        """What a guide reads of it: called by vLLM with its model. Raises PacelineError: see `states.guided`."""
-        drafter = self.rounds.source.drafter
-        self.rounds.states = guided(drafter, self._owner.name, self._owner.vocab_size, target_model)
+        """Called by vLLM with its model, of which guides read. Raises PacelineError: see `states.guided`."""
+        if self.rounds.settings.timed:  # else ranks must draft alike, and processors differ in last bits
+            drafter = self.rounds.source.drafter
+            self.rounds.states = guided(drafter, self._owner.name, self._owner.vocab_size, target_model)
 
     def attach(self, model_runner: Any) -> None:
         """Tell requests by vLLM's ids from now on, and read their options: see `WorkerExtension`."""

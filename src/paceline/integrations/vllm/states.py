@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafters.trigram.drafter import Trigram
 from paceline.drafting.budget import AUTO
-from paceline.errors import CheckpointMismatch, OptionError, PacelineError, require
+from paceline.errors import CheckpointMismatch, OptionError, first_line, require
 from paceline.files import at_home
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ class States:
     """
 
     def __init__(self, model: Any) -> None:
-        norm, layer, weight = _part(model, "model.norm"), _part(model, "logits_processor"), _output_matrix(model)
-        ones = norm(torch.ones(1, weight.shape[1], dtype=weight.dtype, device=weight.device))[0].float()
+        norm, layer, weight = _part(model, "model.norm"), _part(model, "logits_processor"), _matrix(model, "lm_head")
+        with torch.no_grad():
+            ones = norm(torch.ones(1, weight.shape[1], dtype=weight.dtype, device=weight.device))[0].float()
         require(bool(ones.abs().max() > LEAST), "it reads states before a norm by the root mean square")
         self._scale = torch.where(ones.abs() > LEAST, 1 / ones, 0.0)
         self._kept: Float[Tensor, "tokens hidden"] | None = None
@@ -73,7 +74,8 @@ def guided(drafter: Drafter, name: str, vocab: int, model: Any) -> States | None
         vocab: tokens.
 
     Raises:
-        PacelineError: the guide that is named is not there, or is for another model, or cannot read this one.
+        PacelineError: the guide that is named is not there, or is for another model, or cannot read this one. Where
+            one of "auto" cannot, a warning says why.
     """
     states = None
     for part in drafter.parts or [drafter]:
@@ -83,21 +85,21 @@ def guided(drafter: Drafter, name: str, vocab: int, model: Any) -> States | None
             guide = _guide(part.awaits, part.lookup.native, name, vocab, model)
             states = states or States(model)
             part.lookup.guide = guide
-        except PacelineError as error:
+        except Exception as error:  # also of a model's module that is none of those that are known
             if part.awaits != AUTO:
                 raise
-            log.warning("vLLM: trigram goes without its guide: %s", error)
+            log.warning("vLLM: trigram goes without its guide: %s", first_line(error))
     return states
 
 
 def _guide(wanted: str, native: bool, name: str, vocab: int, model: Any) -> LibraryGuide:
-    require(native, "it runs in the native tier's library, which cannot be built here")
     try:
         from paceline.drafters.trigram.guided import LibraryGuide
     except ModuleNotFoundError as error:
         raise OptionError(f"it needs a package that is not there: pip install {error.name}") from None
-    made, rows = _found(wanted, name), _rows(model, vocab)
-    hidden = _output_matrix(model).shape[1]
+    rows = _rows(model, vocab)
+    require(native, "it runs in the native tier's library, which cannot be built here")
+    made, hidden = _found(wanted, name), _matrix(model, "lm_head").shape[1]
     if made.config.hidden != hidden:
         raise CheckpointMismatch(
             f"it was made for {made.config.target}, whose states have {made.config.hidden} numbers, not {hidden}"
@@ -116,27 +118,28 @@ def _found(guide: str, name: str) -> Guide:
 
 
 def _rows(model: Any, vocab: int) -> TokenRows:
-    from paceline.drafters.trigram.guided import TokenRows
+    """All of them: where several processes have parts of a matrix, they exchange these, all processes at once."""
+    from paceline.drafters.trigram.guided import Rows, TokenRows
 
-    weight, scale = _output_matrix(model), float(getattr(model.logits_processor, "scale", 1.0))
-    require(len(weight) >= vocab, "it needs all rows of the output matrix, which several processes share")
-    tied = scale == 1 and getattr(_part(model, "model.embed_tokens"), "weight", None) is weight
+    output, embedding = _matrix(model, "lm_head"), _matrix(model, "model.embed_tokens")
+    scale, tied = float(getattr(model.logits_processor, "scale", 1.0)), output is embedding
 
-    def outputs(ids: Int[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
-        return weight[ids.to(weight.device)].detach().float().cpu() * scale
+    def rows_of(matrix: Float[Tensor, "rows hidden"], scale: float = 1.0) -> Rows:
+        if len(matrix) < vocab:
+            from vllm.distributed import tensor_model_parallel_all_gather
 
-    @torch.inference_mode()
-    def embeddings(ids: Int[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
-        found: Tensor = model.embed_input_ids(ids.to(weight.device))
-        return found.float().cpu()
+            matrix = tensor_model_parallel_all_gather(matrix, dim=0)
+        return lambda ids: matrix[ids.to(matrix.device)].detach().float().cpu() * scale
 
-    return TokenRows(vocab, outputs, None if tied else embeddings)
+    # How long a row of the embeddings is does not count.
+    return TokenRows(vocab, rows_of(output, scale), None if tied and scale == 1 else rows_of(embedding))
 
 
-def _output_matrix(model: Any) -> Float[Tensor, "rows hidden"]:
-    weight = getattr(_part(model, "lm_head"), "weight", None)
+def _matrix(model: Any, path: str) -> Float[Tensor, "rows hidden"]:
+    """The weights of a module that has a row a token. Raises OptionError where vLLM does not keep these as they are."""
+    weight = getattr(_part(model, path), "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        raise OptionError("it needs the rows of the output matrix, and vLLM has them packed")
+        raise OptionError(f"it needs the rows of '{path}', and vLLM has them packed, or in another process")
     return weight
 
 
