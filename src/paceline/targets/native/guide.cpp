@@ -1,4 +1,4 @@
-// The guide of the drafter trigram: `Guide.forward` of drafters/trigram/guide.py, for one position.
+// The guide of the drafter trigram: `Guide.forward` of drafters/trigram/guide.py, for a few positions.
 #include "guide.h"
 
 #include <algorithm>
@@ -49,35 +49,26 @@ void normed(const float* x, int size, float* y) {
     for (int i = 0; i < size; i++) y[i] = x[i] * factor;
 }
 
-void product(const Matrix& w, float* x, float* y) {  // overwrites x
-    round_row(w, x);
-    gemm_share(w, x, row_stride(w.inputs), 1, y, w.outputs, STORE, 0, 1);
+void product(const Matrix& w, float* x, int ldx, int count, float* y, int ldy) {  // overwrites x
+    for (int row = 0; row < count; row++) round_row(w, x + (size_t)row * ldx);
+    gemm_share(w, x, ldx, count, y, ldy, STORE, 0, 1);
 }
 
-}  // namespace
-
-void guide(const Guide& g, const float* hidden, int64_t token, Successors& found) {
-    float* const entered = g.workspace;
-    float* const normal = entered + row_stride(2 * g.hidden);
-    float* const joined = normal + row_stride(g.rank);  // [state | thought]
-    float* const query = joined + row_stride(g.rank + g.inner);
-    float* const thought = joined + g.rank;
-    if (token < 0 || token >= g.tokens || !found.size) return;
+void prefetch_rows(const Guide& g, const Successors& found) {
     for (int place = 0; place < found.size; place++) {
         const int8_t* row = g.outputs + found.tokens[place] * g.stride;
         for (int i = 0; i < g.hidden; i += 64) __builtin_prefetch(row + i);
     }
+}
+
+void enter(const Guide& g, const float* hidden, int64_t token, float* entered) {
     normed(hidden, g.hidden, entered);
     const int8_t* row = g.embeddings + token * g.stride;
     for (int i = 0; i < g.hidden; i++) entered[g.hidden + i] = row[i];
     normed(entered + g.hidden, g.hidden, entered + g.hidden);
-    product(g.enter, entered, joined);
-    normed(joined, g.rank, normal);
-    product(g.think, normal, thought);
-    for (int i = 0; i < g.inner; i++) thought[i] /= 1 + std::exp(-thought[i]);
-    float weights[FEATURES];
-    for (int i = 0; i < FEATURES; i++) weights[i] = dot(g.weigh + i * g.inner, thought, g.inner) + g.weigh_bias[i];
-    product(g.ask, joined, query);  // the thought is gone now
+}
+
+void choose(const Guide& g, const float* query, const float* weights, Successors& found) {
     double logits[MOST_SUCCESSORS], most = weights[FEATURES - 1];
     for (int place = 0; place < found.size; place++) {
         const int64_t candidate = found.tokens[place];
@@ -90,6 +81,41 @@ void guide(const Guide& g, const float* hidden, int64_t token, Successors& found
     double total = std::exp(weights[FEATURES - 1] - most);
     for (int place = 0; place < found.size; place++) total += logits[place] = std::exp(logits[place] - most);
     for (int place = 0; place < found.size; place++) found.probs[place] = logits[place] / total;
+}
+
+}  // namespace
+
+void guide(const Guide& g, const float* const* hidden, const int64_t* tokens, Successors* found, int count) {
+    const int enters = row_stride(2 * g.hidden), thinks = row_stride(g.rank), asks = row_stride(g.rank + g.inner),
+              answers = row_stride(g.hidden);
+    float* const entered = g.workspace;
+    float* const normal = entered + (size_t)GUIDED * enters;
+    float* const joined = normal + (size_t)GUIDED * thinks;  // [state | thought]
+    float* const queries = joined + (size_t)GUIDED * asks;
+    Successors* chosen[GUIDED];
+    int rows = 0;
+    for (int at = 0; at < count; at++) {
+        if (!hidden[at] || tokens[at] < 0 || tokens[at] >= g.tokens || !found[at].size) continue;
+        if (rows == 0) prefetch_rows(g, found[at]);
+        enter(g, hidden[at], tokens[at], entered + (size_t)rows * enters);
+        chosen[rows++] = found + at;
+    }
+    if (!rows) return;
+    float weights[GUIDED][FEATURES];
+    product(g.enter, entered, enters, rows, joined, asks);
+    for (int row = 0; row < rows; row++) normed(joined + (size_t)row * asks, g.rank, normal + (size_t)row * thinks);
+    product(g.think, normal, thinks, rows, joined + g.rank, asks);
+    for (int row = 0; row < rows; row++) {
+        float* const thought = joined + (size_t)row * asks + g.rank;
+        for (int i = 0; i < g.inner; i++) thought[i] /= 1 + std::exp(-thought[i]);
+        for (int i = 0; i < FEATURES; i++)
+            weights[row][i] = dot(g.weigh + i * g.inner, thought, g.inner) + g.weigh_bias[i];
+    }
+    product(g.ask, joined, asks, rows, queries, answers);  // the thoughts are gone now
+    for (int row = 0; row < rows; row++) {
+        if (row + 1 < rows) prefetch_rows(g, *chosen[row + 1]);
+        choose(g, queries + (size_t)row * answers, weights[row], *chosen[row]);
+    }
 }
 
 void round_row(const float* row, int size, int8_t* to, float& unit) {

@@ -17,8 +17,10 @@ struct Guide {
     float* workspace;                    // guide_floats(...), 64-byte aligned
 };
 
+constexpr int GUIDED = 16;  // most positions at a time, which read the matrices once
+
 constexpr size_t guide_floats(int hidden, int rank, int inner) {
-    return row_stride(2 * hidden) + row_stride(rank) + row_stride(rank + inner) + row_stride(hidden);
+    return GUIDED * (size_t)(row_stride(2 * hidden) + row_stride(rank) + row_stride(rank + inner) + row_stride(hidden));
 }
 
 }  // namespace paceline

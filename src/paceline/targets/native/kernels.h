@@ -64,8 +64,9 @@ size_t packed_bytes(const Matrix& w);
 bool pack_row(const Matrix& w, int output, const uint8_t* row, uint8_t* packed);
 void unpack_row(const Matrix& w, int output, float* to);
 
-// guide.cpp: what may follow `token`, of which a hidden state told, gets other probabilities.
-void guide(const Guide& guide, const float* hidden, int64_t token, Successors& found);
+// guide.cpp: what may follow each of `count` tokens, GUIDED at most, gets other probabilities where there is a hidden
+// state (null: none) that told of it.
+void guide(const Guide& guide, const float* const* hidden, const int64_t* tokens, Successors* found, int count);
 // A row in 8 bits, in a unit of its own, as it reads them.
 void round_row(const float* row, int size, int8_t* to, float& unit);
 

@@ -169,7 +169,7 @@ struct Kernels {  // of one instruction set; see library.cpp for what each does
     float (*panel_length)(const Matrix& w, int panel);
     double (*multiply_add)(int64_t turns, int32_t input_kind);
     float (*read)(const float* from, size_t count);
-    void (*guide)(const Guide& guide, const float* hidden, int64_t token, Successors& found);
+    void (*guide)(const Guide& guide, const float* const* hidden, const int64_t* tokens, Successors* found, int count);
     void (*round_row)(const float* row, int size, int8_t* to, float& unit);
 };
 

@@ -100,7 +100,7 @@ struct Search {
     void expand(int node) {
         load_context(node);
         find_successors(ngrams, arena.context, found);
-        if (guide && node == 0) kernels().guide(*guide, hidden, tail[width - 1], found);
+        if (guide && node == 0) kernels().guide(*guide, &hidden, tail + width - 1, &found, 1);
         Node& parent = nodes[node];
         parent.first = used;
         parent.width = found.size;
@@ -205,6 +205,24 @@ struct Search {
     }
 };
 
+// The likeliest of what was `found` behind a context, then of what follows that, and so on; returns how many there are.
+int64_t follow(const Ngrams& ngrams, int64_t* context, Successors& found, int64_t depth, int64_t* tokens,
+               double* scores) {
+    const int width = ngrams.rule.order - 1;
+    double path = 1;
+    for (int64_t size = 0; size < depth; size++) {
+        if (size > 0) find_successors(ngrams, context, found);
+        if (found.size == 0) return size;
+        const int best = (int)(std::max_element(found.probs, found.probs + found.size) - found.probs);
+        path *= found.probs[best];
+        tokens[size] = found.tokens[best];
+        scores[size] = path;
+        std::copy(context + 1, context + width, context);
+        context[width - 1] = found.tokens[best];
+    }
+    return depth;
+}
+
 }  // namespace
 }  // namespace paceline
 
@@ -238,23 +256,23 @@ void paceline_ngrams_follow(const Ngrams* ngrams, const Counts* own, int64_t* co
                             int64_t* tokens, double* scores, int64_t* sizes, const Guide* guide,
                             const float* const* hidden) {
     Ngrams each = *ngrams;
-    Successors found;
+    Successors found[GUIDED];
+    int64_t last[GUIDED];
     const int width = each.rule.order - 1;
-    for (int64_t text = 0; text < texts; text++) {
-        each.own = own[text];
-        int64_t *context = contexts + text * width, size = 0;
-        for (double path = 1; size < depth; size++) {
-            find_successors(each, context, found);
-            if (found.size == 0) break;
-            if (guide && size == 0 && hidden[text]) kernels().guide(*guide, hidden[text], context[width - 1], found);
-            const int best = (int)(std::max_element(found.probs, found.probs + found.size) - found.probs);
-            path *= found.probs[best];
-            tokens[text * depth + size] = found.tokens[best];
-            scores[text * depth + size] = path;
-            std::copy(context + 1, context + width, context);
-            context[width - 1] = found.tokens[best];
+    for (int64_t first = 0; first < texts; first += GUIDED) {
+        const int count = (int)std::min((int64_t)GUIDED, texts - first);
+        for (int at = 0; at < count; at++) {
+            int64_t* context = contexts + (first + at) * width;
+            each.own = own[first + at];
+            last[at] = context[width - 1];
+            find_successors(each, context, found[at]);
         }
-        sizes[text] = size;
+        if (guide) kernels().guide(*guide, hidden + first, last, found, count);
+        for (int64_t at = 0, text = first; at < count; at++, text++) {
+            each.own = own[text];
+            int64_t* context = contexts + text * width;
+            sizes[text] = follow(each, context, found[at], depth, tokens + text * depth, scores + text * depth);
+        }
     }
 }
 }
