@@ -161,8 +161,10 @@ class Trigram(LookupDrafter):
 
 def guide_comes(target: Target, guide: str) -> bool:
     """Whether another engine will give a guide what it reads of the model."""
-    if guide != AUTO or not target.foreign:
-        return target.foreign and guide != NONE
+    if guide == NONE or not target.foreign:
+        return False
+    if guide != AUTO:
+        return True
     try:
         return Guide.find(target).is_dir()
     except PacelineError:
