@@ -164,10 +164,10 @@ def test_drafts_follow_the_guide(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     drafts, others = [], 0
     runner = Watched(rounds, model)
     request = runner.add(Request("one", list(TEXT), TEXT * 3))
-    lookup, plain = rounds.source.lookup, Rounds(rounds.source, rounds.settings).source.lookup
+    lookup = rounds.source.lookup
     for _ in range(6):
         runner.step()
-        memory, without = (each.begin(request.ids) for each in (lookup, plain))
+        memory, without = lookup.begin(request.ids), lookup.begin(request.ids)
         lookup.told(memory, runner.expected["one"])
         [found, alone] = lookup.propose_all([request.ids] * 2, [memory, without], 4, 4)
         assert request.draft == found.tokens
