@@ -192,29 +192,42 @@ def _remembered(path: Path, reason: str) -> NativeUnavailable:
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    place, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     long, double = ctypes.c_int64, ctypes.c_double
     for name, result, *arguments in (
         ("paceline_has_isa", ctypes.c_bool, text),
         ("paceline_choose_isa", ctypes.c_bool, text),
         ("paceline_chosen_isa", text),
-        ("paceline_packed_bytes", ctypes.c_size_t, place),
-        ("paceline_pack", ctypes.c_bool, place, place, long, place, integer, place),
-        ("paceline_rows", ctypes.c_bool, place, place, integer, place),
-        ("paceline_pass", ctypes.c_bool, place, place),
-        ("paceline_head", None, place, place, integer, integer, place),
-        ("paceline_lengths", None, place, place),
-        ("paceline_judge", None, place, integer, place, place, place),
-        ("paceline_draw", integer, place, integer, ctypes.c_float, double),
+        ("paceline_packed_bytes", ctypes.c_size_t, pointer),
+        ("paceline_pack", ctypes.c_bool, pointer, pointer, long, pointer, integer, pointer),
+        ("paceline_rows", ctypes.c_bool, pointer, pointer, integer, pointer),
+        ("paceline_pass", ctypes.c_bool, pointer, pointer),
+        ("paceline_head", None, pointer, pointer, integer, integer, pointer),
+        ("paceline_lengths", None, pointer, pointer),
+        ("paceline_judge", None, pointer, integer, pointer, pointer, pointer),
+        ("paceline_draw", integer, pointer, integer, ctypes.c_float, double),
         ("paceline_peak", double, integer, integer),
-        ("paceline_bandwidth", double, place, long, integer),
-        ("paceline_ngrams_learn", None, place, place, long, long, integer, integer, double),
-        ("paceline_ngrams_rebuild", None, place, place, double, double),
+        ("paceline_bandwidth", double, pointer, long, integer),
+        ("paceline_ngrams_learn", None, pointer, pointer, long, long, integer, integer, double),
+        ("paceline_ngrams_rebuild", None, pointer, pointer, double, double),
         ("paceline_guide_floats", ctypes.c_size_t, integer, integer, integer),
-        ("paceline_guide_rows", None, place, long, integer, integer, place, place),
-        ("paceline_ngrams_grow", integer, place, place, place, place, place, place, place),
-        ("paceline_ngrams_follow_up", None, place, place, long, long, integer, place, place, place),
-        ("paceline_ngrams_follow", None, place, place, place, long, long, place, place, place, place, place),
+        ("paceline_guide_rows", None, pointer, long, integer, integer, pointer, pointer),
+        ("paceline_ngrams_grow", integer, pointer, pointer, pointer, pointer, pointer, pointer, pointer),
+        ("paceline_ngrams_follow_up", None, pointer, pointer, long, long, integer, pointer, pointer, pointer),
+        (
+            "paceline_ngrams_follow",
+            None,
+            pointer,
+            pointer,
+            pointer,
+            long,
+            long,
+            pointer,
+            pointer,
+            pointer,
+            pointer,
+            pointer,
+        ),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
