@@ -220,10 +220,13 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def other_build(path: str, target: Any) -> ctypes.CDLL:
-    build = ctypes.CDLL(path)
-    for name in ("paceline_packed_bytes", "paceline_workspace", "paceline_layers", "paceline_head"):
-        ours = getattr(library(), name)
-        getattr(build, name).restype, getattr(build, name).argtypes = ours.restype, ours.argtypes
+    try:
+        build = ctypes.CDLL(path)
+        for name in ("paceline_packed_bytes", "paceline_pass", "paceline_head"):
+            ours = getattr(library(), name)
+            getattr(build, name).restype, getattr(build, name).argtypes = ours.restype, ours.argtypes
+    except (OSError, AttributeError) as error:
+        raise SystemExit(f"{path} is no library of this kind: {error}") from error
     for matrix in target.native.matrices:
         if build.paceline_packed_bytes(ctypes.byref(matrix.c)) != matrix.bytes:
             raise SystemExit(f"{path} packs matrices in another layout")

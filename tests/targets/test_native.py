@@ -525,6 +525,8 @@ def test_a_library_for_this_machine_has_its_fastest_set_alone(monkeypatch: pytes
         ("AVX2 FMA F16C", ["avx2"]),
         ("AVX2 FMA F16C AVX512F AVX512DQ AVX512BW AVX512VL", ["avx2", "avx512"]),
         ("AVX2 FMA F16C AVX512F AVX512DQ AVX512BW AVX512VL AVX512VNNI", ["avx512"]),
+        ("AVX2 FMA F16C AVX512F AVX512DQ AVX512BW AVX512VL znver4", ["avx2", "avx512"]),
+        ("AVX2 FMA F16C AVX512F AVX512DQ AVX512BW AVX512VL AVX512VNNI znver4", ["zen"]),
     ],
 )
 def test_sets_by_what_the_processor_has(features: str, sets: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "dq", "bw", "vl", "bf16")))
 # By architecture, the slowest first; the library takes the last that the machine has.
 INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
-    "x86_64": {"portable": ("-O1",), "avx2": _AVX2, "avx512": _AVX512},  # the first is for tests
+    # The first is for tests; the last are AVX-512 processors of AMD's, which other operations suit.
+    "x86_64": {"portable": ("-O1",), "avx2": _AVX2, "avx512": _AVX512, "zen": (*_AVX512, "-DPACELINE_ZEN")},
     "aarch64": {"neon": ()},
 }
 ALL = "all"
@@ -55,6 +56,7 @@ _FEATURES = {
     "portable": (),
     "avx2": ("AVX2", "FMA", "F16C"),
     "avx512": ("AVX2", "FMA", "F16C", "AVX512F", "AVX512DQ", "AVX512BW", "AVX512VL"),
+    "zen": ("AVX2", "FMA", "F16C", "AVX512F", "AVX512DQ", "AVX512BW", "AVX512VL", "AVX512VNNI"),
 }
 
 
@@ -83,10 +85,14 @@ def needed_sets(compiler: str, forced: str = "") -> list[str]:
     here = _features(compiler) if len(sets) > 1 else ""
     if forced == ALL or not here:
         return sets
-    fastest = next((name for name in reversed(sets) if all(f"__{part}__" in here for part in _FEATURES[name])), sets[0])
+    fastest = next((name for name in reversed(sets) if _has(name, here)), sets[0])
     chosen = forced if forced in sets else fastest
     # Without products of bytes, AVX-512's code calls AVX2's for them.
     return ["avx2", "avx512"] if chosen == "avx512" and "__AVX512VNNI__" not in here else [chosen]
+
+
+def _has(name: str, here: str) -> bool:
+    return all(f"__{part}__" in here for part in _FEATURES[name]) and (name != "zen" or "__znver" in here)
 
 
 def _features(compiler: str) -> str:

@@ -96,9 +96,12 @@ struct Digits {
 #if defined(__AVX512F__)
     // These bits of the word in the fraction of `power`.
     static wf in_fraction(wu word, int bits, int power) {
+        const __m512i unit = _mm512_castps_si512(_mm512_set1_ps(power));
+#if defined(PACELINE_ZEN)  // where an operation with three inputs takes a multiply-add's place, and these two do not
+        if constexpr (BITS != 6) return (wf)((wu)keep((__m512i)word & _mm512_set1_epi32(bits)) | (wu)unit);
+#endif
         constexpr int pick_or = 0xea;  // (first & second) | third
-        return (wf)_mm512_ternarylogic_epi32((__m512i)word, _mm512_set1_epi32(bits),
-                                             _mm512_castps_si512(_mm512_set1_ps(power)), pick_or);
+        return (wf)_mm512_ternarylogic_epi32((__m512i)word, _mm512_set1_epi32(bits), unit, pick_or);
     }
 #endif
 

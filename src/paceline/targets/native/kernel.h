@@ -32,7 +32,7 @@ void kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int c
                 numbers[panel] = S::unit_at(at, part, d + panel * VECTORS, m + panel * VECTORS);
             }
             for (int turn = 0; turn < S::unit; turn += TURN, ahead.at += ahead.step) {
-                for (int line = 0; line < ahead.step; line += 64) __builtin_prefetch(ahead.at + line, 0, 3);
+                for (int line = 0; line < ahead.step; line += 64) __builtin_prefetch(ahead.at + line, 0, 2);
 #pragma GCC unroll 8
                 for (int i = 0; i < TURN; i++) {
                     wf weights[P * VECTORS];

@@ -47,6 +47,8 @@ bool runs_here([[maybe_unused]] const char* name) {
     if (!std::strcmp(name, "avx512"))
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (!std::strcmp(name, "zen"))
+        return runs_here("avx512") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_is("amd");
 #endif
     return true;
 }

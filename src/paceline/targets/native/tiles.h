@@ -4,8 +4,9 @@
 // its own. Chains in flight must hide the latency of a multiply-add (four cycles: at two a cycle eight chains, four
 // where 512 bits take both pipes) and leave registers for weights, scales and one input. Fewer panels load inputs more
 // often, fewer tokens unpack weights more often; many panels leave fewer jobs, which divide less evenly among threads.
-// The table for AVX-512 was measured on Sapphire Rapids and Zen 5, those for AVX2 on Zen 4, with gcc 12: the next
-// larger tile of the narrow ones spills. Eight tokens by three panels of floats reach nine tenths of the multiply-adds.
+// The table for AVX-512 was measured on Sapphire Rapids and Zen 5, those for AVX2 and Zen on Zen 4, with gcc 12: the next
+// larger tile of the narrow ones spills. Eight tokens by three panels of floats reach nine tenths of the multiply-adds
+// on Sapphire Rapids; by two panels all of them on Zen 4.
 #pragma once
 
 #include "vectors.h"
@@ -29,8 +30,10 @@ struct Tiling {
     }
 };
 
-#if defined(__AVX512F__)  // 32 registers of 16 lanes
-constexpr Tiling TILING = {{0, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2}, 12, 8, 3, 96};
+#if defined(PACELINE_ZEN)  // the same, where 512 bits take both pipes
+constexpr Tiling TILING = {{0, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2}, 12, 8, 2, 96};
+#elif defined(__AVX512F__)  // 32 registers of 16 lanes
+constexpr Tiling TILING = {{0, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2}, 12, 8, 2, 96};
 #elif defined(__AVX2__)  // 16 registers of 8 lanes
 constexpr Tiling TILING = {{0, 2, 1, 1, 1, 1}, 8, 6, 1, 256};
 #elif defined(__aarch64__)  // 32 registers of 4 lanes, two to a vector
