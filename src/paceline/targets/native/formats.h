@@ -10,6 +10,14 @@ namespace paceline::PACELINE_ISA {
 struct Ahead {  // what a kernel prefetches, from `at` on: `step` bytes a turn, of inputs in bytes a unit
     const uint8_t* at;
     int step;
+
+    // gcc 12 leaves a function out that does nothing but prefetch, unless it is part of its caller from the first.
+    [[gnu::always_inline]] void turn() {
+        for (int line = 0; line < step; line += 64)
+            if (has_large_l1) __builtin_prefetch(at + line, 0, 3);
+            else __builtin_prefetch(at + line, 0, 2);
+        at += step;
+    }
 };
 
 using Kernel = void (*)(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int count, float* acc,

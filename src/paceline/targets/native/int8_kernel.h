@@ -91,8 +91,8 @@ void byte_kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, 
     constexpr int most = std::min(Dot::most, S::unit / 4);
     wf a[count] = {};
     for (int k = 0; k < inputs; w += S::bytes)
-        for (int part = 0; part < S::block; part += S::unit, k += S::unit, ahead.at += ahead.step) {
-            for (int line = 0; line < ahead.step; line += 64) __builtin_prefetch(ahead.at + line, 0, 2);
+        for (int part = 0; part < S::block; part += S::unit, k += S::unit) {
+            ahead.turn();
             const auto* block = (const Rounded*)(x + k / BLOCK * BLOCK);
             const Rows<M> q(block->by[order] + k % BLOCK, row), scales(&block->scale, row);
             const Rows<M> all(block->sums + (S::unit == BLOCK ? 2 : k % BLOCK / S::unit), row);

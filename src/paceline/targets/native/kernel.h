@@ -31,8 +31,8 @@ void kernel(const uint8_t* w, size_t panel_bytes, const float* x, int ldx, int c
                     __builtin_prefetch(at + CLOSE + line, 0, 3);
                 numbers[panel] = S::unit_at(at, part, d + panel * VECTORS, m + panel * VECTORS);
             }
-            for (int turn = 0; turn < S::unit; turn += TURN, ahead.at += ahead.step) {
-                for (int line = 0; line < ahead.step; line += 64) __builtin_prefetch(ahead.at + line, 0, 2);
+            for (int turn = 0; turn < S::unit; turn += TURN) {
+                ahead.turn();
 #pragma GCC unroll 8
                 for (int i = 0; i < TURN; i++) {
                     wf weights[P * VECTORS];

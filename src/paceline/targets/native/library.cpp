@@ -9,6 +9,8 @@
 #endif
 #if defined(PACELINE_TILES)
 #include <sys/syscall.h>
+#endif
+#if __has_include(<unistd.h>)
 #include <unistd.h>
 #endif
 
@@ -67,6 +69,17 @@ bool byte_dots_run_here() {
     return runs_here("avx512") && __builtin_cpu_supports("avx512vnni");
 #else
     return false;
+#endif
+}
+
+// Where it holds 48 KB, weights of the next job come into it at once; where it holds 32, they would drive out what is
+// read now, and come into the second cache.
+bool large_l1_here() {
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+    const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+    return bytes <= 0 || bytes > 32 << 10;  // not known: as on most
+#else
+    return true;
 #endif
 }
 
@@ -137,7 +150,8 @@ double seconds(int threads, Run run) {  // for all of them together
 
 const Kernels& kernels() { return *chosen.load(std::memory_order_relaxed)->kernels; }
 
-const bool has_bfloat16_dots = bfloat16_dots_run_here(), has_byte_dots = byte_dots_run_here();
+const bool has_bfloat16_dots = bfloat16_dots_run_here(), has_byte_dots = byte_dots_run_here(),
+           has_large_l1 = large_l1_here();
 std::atomic<bool> use_tiles = find(TILES) != nullptr;
 
 }  // namespace paceline

@@ -177,6 +177,7 @@ const Kernels& kernels();  // of the chosen instruction set
 
 extern const bool has_bfloat16_dots;  // the processor has AVX-512's products of bfloat16, two to a lane, and fast ones
 extern const bool has_byte_dots;      // and its products of bytes, four to a lane
+extern const bool has_large_l1;       // the job at hand and the next fit into its first cache
 extern std::atomic<bool> use_tiles;   // passes use AMX's products of bfloat16; see amx.cpp
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
