@@ -51,6 +51,17 @@ def test_stored_states_change_nothing(tiny_model_dir: Path, tiny_data: Path) -> 
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
+def test_one_goes_on_from_another(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    before = assembled(tiny_model_dir, tiny_data)
+    with torch.no_grad():
+        before.task.head.weigh.bias += 1
+    before.task.head.save(tmp_path)
+    after = assembled(tiny_model_dir, tiny_data, init=str(tmp_path)).task.head
+    assert all(torch.equal(weight, after.state_dict()[name]) for name, weight in before.task.head.state_dict().items())
+    with pytest.raises(OptionError, match="the head to go on from"):
+        assembled(tiny_model_dir, tiny_data, init=str(tmp_path), rank=64)
+
+
 def test_what_it_cannot_learn() -> None:
     with pytest.raises(OptionError, match="whole"):
         GuideOptions(objective="whole")

@@ -21,13 +21,14 @@ def guide(
     matrix: Annotated[
         str, Option("--matrix", help="Folder of an n-gram matrix that was made of other text; auto; none.")
     ] = "auto",
+    init: Annotated[str, Option("--init", help="Folder of a trained guide of this rank and size to go on from.")] = "",
 ) -> None:
     """Train the guide of the drafters auto and trigram; runs under `accelerate launch` and `torchrun` too."""
 
     def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
         from paceline.training.heads.guide import GuideOptions, prepare_guide
 
-        config = GuideOptions(rank=rank, inner=inner, matrix=matrix, **training.task(0, stored))
+        config = GuideOptions(rank=rank, inner=inner, matrix=matrix, init=init, **training.task(0, stored))
         return prepare_guide(training.model, training.data, config, plan)
 
     run(training, prepare)

@@ -30,6 +30,7 @@ from paceline.training.heads.prepare import (
     TrainingPlan,
     facts,
     fast,
+    go_on,
     parameters,
     training_data,
     warn_of_strangers,
@@ -50,11 +51,13 @@ class GuideOptions(TaskOptions):
         rank, inner: see `drafters.trigram.guide.GuideConfig`.
         matrix: of n-grams, as for `trigram`. It should be made of other text than the guide learns from, which it
             would else know too well.
+        init: folder of a trained guide to go on from; "": a new one, which is fitted to the text.
     """
 
     rank: int = 256
     inner: int = 256
     matrix: str = "auto"
+    init: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,6 +145,7 @@ def prepare_guide(name: str, folders: Sequence[Path], config: GuideOptions, plan
     data = training_data(folders, config, tokenizer)
     total, dtype = parameters(model), plan.dtype(model.dtype)
     target = with_blocks(as_target(model.float(), tokenizer), Guide.kind)
+    before = Guide.load(config.init, target) if config.init else None
     head = Guide.from_target(model, rank=config.rank, inner=config.inner, seed=plan.training.seed)
     home = head.stored_path(target)
     plan.at_home(home)
@@ -153,7 +157,10 @@ def prepare_guide(name: str, folders: Sequence[Path], config: GuideOptions, plan
     if config.stored:
         frozen = FeatureStore(layers, data, head.fingerprint, config.store_limit, plan.stored)
     task = GuideTask(head, frozen, config.objective, matrix)
-    _fit(task, lambda states: layers.target.features(states.to(dtype)).float(), data, plan.training.held_back)
+    if before:
+        go_on(head, before)
+    else:
+        _fit(task, lambda states: layers.target.features(states.to(dtype)).float(), data, plan.training.held_back)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     loaded = total + head.parameter_counts()["total"]
     return PreparedTraining(task, data, home, settings, loaded, total)

@@ -28,6 +28,7 @@ from paceline.training.objectives import WHOLE
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from paceline.drafting.heads import TrainedHead
     from paceline.training.task import TaskOptions
     from paceline.training.trainer import TrainConfig
 
@@ -129,6 +130,18 @@ def warn_of_strangers(data: Dataset, model: str) -> None:
     """Where another model than the head's wrote the data; one by another name may be the same."""
     if others := sorted({str(manifest["made"].get("model", model)) for manifest in data.manifests} - {model}):
         log.warning("The data was written by %s, and the head is for %s.", ", ".join(others), model)
+
+
+def go_on(head: TrainedHead, before: TrainedHead) -> None:
+    """Take the weights of a head that is trained already.
+
+    Raises:
+        OptionError: it is another than what the options ask for.
+    """
+    wanted, given = ({name: weight.shape for name, weight in one.state_dict().items()} for one in (head, before))
+    same = wanted == given and getattr(head.config, "taps", None) == getattr(before.config, "taps", None)
+    require(same, "the head to go on from has other layers than the options ask for")
+    head.load_state_dict(before.state_dict())
 
 
 def facts(config: Any) -> dict[str, Any]:

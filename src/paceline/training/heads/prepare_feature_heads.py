@@ -31,6 +31,7 @@ from paceline.training.heads.prepare import (
     TrainingPlan,
     facts,
     fast,
+    go_on,
     parameters,
     training_data,
     warn_of_strangers,
@@ -159,7 +160,7 @@ def _prepared(
     if frozen.init is None:
         fit(head, features, data, data.split(training.held_back)[0])
     else:
-        _go_on(head, frozen.init)
+        go_on(head, frozen.init)
     learner: Task
     made = learner = make_task(features, matrix)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
@@ -169,18 +170,6 @@ def _prepared(
         settings["adversarial"] = asdict(adversarial)
     loaded = frozen.total + parameters(learner.module)
     return PreparedTraining(learner, data, home, settings, loaded, frozen.total)
-
-
-def _go_on(head: TrainedHead, before: TrainedHead) -> None:
-    """Take the weights of a head that is trained already.
-
-    Raises:
-        OptionError: it is another than what the options ask for.
-    """
-    wanted, given = ({name: weight.shape for name, weight in one.state_dict().items()} for one in (head, before))
-    same = wanted == given and getattr(head.config, "taps", None) == getattr(before.config, "taps", None)
-    require(same, "the head to go on from has other layers than the options ask for")
-    head.load_state_dict(before.state_dict())
 
 
 def _rows(rows: Tensor, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:
