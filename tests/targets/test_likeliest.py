@@ -145,6 +145,16 @@ def test_where_all_logits_are_needed() -> None:
     assert not Rough.of(Packed(Kind.F32, 60, [40])), "no whole blocks"
 
 
+def test_what_a_greedy_pass_reads() -> None:
+    """Of an output matrix in floats the copy in blocks; of one in blocks, itself."""
+    floats = NativeTarget(small_llama(hidden_size=64).float(), storage="fp32")
+    head, rough = floats.native.matrices[-1], floats.native.rough
+    assert rough
+    assert floats.greedy_weight_bytes == floats.weight_bytes - head.bytes + rough.matrix.bytes < floats.weight_bytes
+    blocks = NativeTarget(small_llama(hidden_size=64).float(), storage="rounded")
+    assert blocks.greedy_weight_bytes == blocks.weight_bytes
+
+
 @pytest.fixture(scope="module")
 def granite() -> NativeTarget:
     return NativeTarget(tiny("granite", hidden_size=96))

@@ -44,7 +44,7 @@ def pass_cost(target: Target, width: int, context: int, greedy: bool = False) ->
     shape, heads = target.cache_shape(), target.config.num_attention_heads
     seen = sum(range(context + 1, context + width + 1))  # keys, over all tokens of the pass
     return PassCost(
-        target.weight_bytes,
+        target.greedy_weight_bytes if greedy else target.weight_bytes,
         2 * shape.layers * shape.kv_heads * shape.head_dim * (context + width) * target.dtype.itemsize,
         2 * weights * width + 4 * shape.layers * heads * shape.head_dim * seen,
     )

@@ -148,6 +148,11 @@ class Target(ABC):
         return self.weight_count
 
     @property
+    def greedy_weight_bytes(self) -> int:
+        """`weight_bytes` of a `forward_greedy`."""
+        return self.weight_bytes
+
+    @property
     def eos(self) -> tuple[int, ...]:
         """End-of-sequence ids, as the model's generation config (or else its config) names them."""
         ids = getattr(self.model.generation_config, "eos_token_id", None)

@@ -91,6 +91,11 @@ class NativeTarget(Target):
         head = self.native.matrices[-1]
         return self.weight_count - (head.outputs * head.c.inputs if self.native.rough else 0)
 
+    @property
+    def greedy_weight_bytes(self) -> int:
+        rough = self.native.rough
+        return self.weight_bytes + (rough.matrix.bytes - self.native.matrices[-1].bytes if rough else 0)
+
     def in_int8(self) -> NativeTarget:
         """This target, whose matrix products with weights in blocks round their inputs to 8 bits from now on.
 

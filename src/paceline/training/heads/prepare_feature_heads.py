@@ -15,7 +15,6 @@ from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.heads import TrainedHead, with_blocks
-from paceline.errors import require
 from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
