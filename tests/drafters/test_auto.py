@@ -19,6 +19,7 @@ from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
 from paceline.drafters.suffix import Suffix
+from paceline.drafters.trigram.guide import Guide
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.pause import Pause
 from paceline.drafting.pool import Pool
@@ -29,6 +30,7 @@ from paceline.policies import POLICIES
 from paceline.targets import Target, as_target
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
+from paceline.targets.native import available
 from tiny import small_llama
 
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
@@ -62,6 +64,20 @@ def test_no_head_where_only_chains_are_read(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("paceline.drafters.auto.trained_head", lambda target, head: pytest.fail("asked for a head"))
     monkeypatch.setattr(target, "chains_only", True)
     assert not Auto(target).needs_trees
+
+
+@pytest.mark.skipif(not available(), reason="a guide needs a C++ compiler with OpenMP")
+def test_a_guide_takes_the_place_of_a_head_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("paceline.drafters.auto.trained_head", lambda target, head: asked.append(head))
+    target, model = as_target(small_llama()), small_llama()
+    for guide, head in ((guide_of(model), "auto"), (guide_of(model), "mine"), ("none", "auto")):
+        Auto(target, guide=guide, head=head)
+    assert asked == ["mine", "auto"]
+
+
+def guide_of(model: Any) -> Any:
+    return Guide.from_target(model, rank=32, inner=32)
 
 
 def test_a_head_that_is_not_there() -> None:

@@ -25,8 +25,8 @@ log = logging.getLogger("paceline")
 
 
 class Auto(Merge):
-    """What the context repeats, n-grams of text and context, the user's datastore where there is one, and the best
-    trained head that is installed for the model.
+    """What the context repeats, n-grams of text and context, the user's datastore where there is one, and what is
+    trained for the model: the guide of its n-grams, or else the best head that is installed.
 
     One rule decides everything: each round, spend time where it buys tokens fastest. A source is asked only where what
     it adds has been worth its time (`drafting.gate`), and as many of all candidates are verified as pay
@@ -34,8 +34,8 @@ class Auto(Merge):
 
     Args:
         parts: the sources (from Python), in place of those that the model has.
-        head: a trained head as for `eagle` or `medusa`; "auto": the first that fits the model, EAGLE's before Medusa's;
-            "none": do without.
+        head: a trained head as for `eagle` or `medusa`; "auto": where there is no guide, the first that fits the model,
+            EAGLE's before Medusa's; "none": do without.
         guide: as for `trigram`.
         share: "process": as for `suffix`, and `recycling` is one of the sources, with a memory of all requests.
         budget: most nodes that are verified; a number asks all sources every round, so that a seed's own sample does
@@ -58,10 +58,12 @@ class Auto(Merge):
         if parts:
             self._combine(parts)
             return
-        without = head == NONE or (head == AUTO and target.chains_only)  # heads are asked for trees
+        trigram = Trigram(target, guide=guide)
+        # Heads are asked for trees, and bring nothing that a guide does not.
+        without = head == NONE or (head == AUTO and (target.chains_only or trigram.guided))
         trained = None if without else trained_head(target, head)
         recycling = [Recycling(target, share=share)] if share == PROCESS else []
-        free = [Trigram(target, guide=guide), Suffix(target, share=share), *recycling, *datastore(target)]
+        free = [trigram, Suffix(target, share=share), *recycling, *datastore(target)]
         self._combine([*free, *([trained] if trained else [])])
 
 

@@ -146,6 +146,11 @@ class Trigram(LookupDrafter):
         return LibraryGuide(made, rows_of(target))
 
     @property
+    def guided(self) -> bool:
+        """Whether it has a guide, or will have one."""
+        return bool(self.taps) or self.awaits is not None
+
+    @property
     def prompt_taps(self) -> tuple[int, ...]:
         """None: the guide is asked from the second round on."""
         return ()
