@@ -30,10 +30,10 @@ struct Tiling {
     }
 };
 
-#if defined(PACELINE_ZEN)  // the same, where 512 bits take both pipes
+#if defined(PACELINE_ZEN)  // 32 registers of 16 lanes
 constexpr Tiling TILING = {{0, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2}, 12, 8, 2, 96};
-#elif defined(__AVX512F__)  // 32 registers of 16 lanes
-constexpr Tiling TILING = {{0, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2}, 12, 8, 2, 96};
+#elif defined(__AVX512F__)  // the same
+constexpr Tiling TILING = {{0, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2}, 12, 8, 3, 96};
 #elif defined(__AVX2__)  // 16 registers of 8 lanes
 constexpr Tiling TILING = {{0, 2, 1, 1, 1, 1}, 8, 6, 1, 256};
 #elif defined(__aarch64__)  // 32 registers of 4 lanes, two to a vector
