@@ -59,7 +59,7 @@ class Auto(Merge):
             self._combine(parts)
             return
         trigram = Trigram(target, guide=guide)
-        # Heads are asked for trees, and bring nothing that a guide does not.
+        # Heads are asked for trees; beside a guide they brought nothing (docs/auto.md).
         without = head == NONE or (head == AUTO and (target.chains_only or trigram.guided))
         trained = None if without else trained_head(target, head)
         recycling = [Recycling(target, share=share)] if share == PROCESS else []

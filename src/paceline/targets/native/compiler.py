@@ -51,13 +51,10 @@ NO_MEMORY = (
     "Resource temporarily unavailable",
 )
 NO_ROOM = ("No space left", "Disk quota exceeded")
-# What a processor must have: that which library.cpp asks it for.
-_FEATURES = {
-    "portable": (),
-    "avx2": ("AVX2", "FMA", "F16C"),
-    "avx512": ("AVX2", "FMA", "F16C", "AVX512F", "AVX512DQ", "AVX512BW", "AVX512VL"),
-    "zen": ("AVX2", "FMA", "F16C", "AVX512F", "AVX512DQ", "AVX512BW", "AVX512VL", "AVX512VNNI"),
-}
+# What a processor must have: that which library.cpp asks it for, as compilers' macros for it begin.
+_FEATURES: dict[str, tuple[str, ...]] = {"portable": (), "avx2": ("AVX2__", "FMA__", "F16C__")}
+_FEATURES["avx512"] = (*_FEATURES["avx2"], "AVX512F__", "AVX512DQ__", "AVX512BW__", "AVX512VL__")
+_FEATURES["zen"] = (*_FEATURES["avx512"], "AVX512VNNI__", "znver")
 
 
 class CompilationFailed(Exception):
@@ -85,14 +82,10 @@ def needed_sets(compiler: str, forced: str = "") -> list[str]:
     here = _features(compiler) if len(sets) > 1 else ""
     if forced == ALL or not here:
         return sets
-    fastest = next((name for name in reversed(sets) if _has(name, here)), sets[0])
+    fastest = next((name for name in reversed(sets) if all(f"__{part}" in here for part in _FEATURES[name])), sets[0])
     chosen = forced if forced in sets else fastest
     # Without products of bytes, AVX-512's code calls AVX2's for them.
     return ["avx2", "avx512"] if chosen == "avx512" and "__AVX512VNNI__" not in here else [chosen]
-
-
-def _has(name: str, here: str) -> bool:
-    return all(f"__{part}__" in here for part in _FEATURES[name]) and (name != "zen" or "__znver" in here)
 
 
 def _features(compiler: str) -> str:

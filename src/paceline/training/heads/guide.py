@@ -145,8 +145,9 @@ def prepare_guide(name: str, folders: Sequence[Path], config: GuideOptions, plan
     data = training_data(folders, config, tokenizer)
     total, dtype = parameters(model), plan.dtype(model.dtype)
     target = with_blocks(as_target(model.float(), tokenizer), Guide.kind)
-    before = Guide.load(config.init, target) if config.init else None
     head = Guide.from_target(model, rank=config.rank, inner=config.inner, seed=plan.training.seed)
+    if config.init:  # before what takes long: it may not fit
+        go_on(head, Guide.load(config.init, target))
     home = head.stored_path(target)
     plan.at_home(home)
     warn_of_strangers(data, head.config.target)
@@ -157,9 +158,7 @@ def prepare_guide(name: str, folders: Sequence[Path], config: GuideOptions, plan
     if config.stored:
         frozen = FeatureStore(layers, data, head.fingerprint, config.store_limit, plan.stored)
     task = GuideTask(head, frozen, config.objective, matrix)
-    if before:
-        go_on(head, before)
-    else:
+    if not config.init:
         _fit(task, lambda states: layers.target.features(states.to(dtype)).float(), data, plan.training.held_back)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     loaded = total + head.parameter_counts()["total"]

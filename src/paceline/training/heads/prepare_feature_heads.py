@@ -148,6 +148,8 @@ def _prepared(
     taps: Sequence[int] = (),
 ) -> PreparedTraining:
     model, data, (training, device, tier, at_home, stored, _) = frozen.model, frozen.data, plan
+    if frozen.init:  # before what takes long: it may not fit
+        go_on(head, frozen.init)
     home = head.stored_path(frozen.target) / f"k{config.layers}{'-adv' if adversarial else ''}"
     at_home(home)
     warn_of_strangers(data, head.config.target)
@@ -158,8 +160,6 @@ def _prepared(
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, stored) if config.stored else layers
     if frozen.init is None:
         fit(head, features, data, data.split(training.held_back)[0])
-    else:
-        go_on(head, frozen.init)
     learner: Task
     made = learner = make_task(features, matrix)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
