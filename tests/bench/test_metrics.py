@@ -73,7 +73,7 @@ def test_what_does_not_apply_is_null() -> None:
 
 
 def test_verdicts_are_counted_by_task() -> None:
-    shared = {"id": "p", "turn": 0, "position": 1, "tokens": [1, 2], "gap": 0.1, "allowed": 0.2}
+    shared = {"temperature": 0, "id": "p", "turn": 0, "position": 1, "tokens": [1, 2], "gap": 0.1, "allowed": 0.2}
     differences = [Difference(method="d", task="a", verdict="tie", **shared)]  # type: ignore[typeddict-item]
     differences += [Difference(method="d", task="b", verdict="wrong", **shared)]  # type: ignore[typeddict-item]
     table = rows(("ar", "d"), differences)
@@ -89,6 +89,17 @@ def test_sampled_output_has_no_verdict() -> None:
     sampled, greedy = (r for r in results(runs, [], ["ar"], batch=1) if r["task"] == "overall")
     assert sampled["identical"] is None
     assert greedy["identical"] == 1
+
+
+def test_verdicts_are_counted_by_temperature() -> None:
+    runs = [call(name, "a", 4, 1.0, temperature=t) for t in (0.0, 0.7) for name in ("ar", "d")]
+    wrong = Difference(
+        method="d", task="a", temperature=0.7, id="p", turn=0, position=1, tokens=[1, 2], gap=0.1, allowed=0.0,
+        verdict="wrong",
+    )  # fmt: skip
+    found = results(runs, [wrong], ["ar", "d"], 1, lambda method, temperature: temperature == 0 or method == "d")
+    table = {(row["method"], row["temperature"]): row["wrong"] for row in found if row["task"] == "overall"}
+    assert table == {("ar", 0.0): 0, ("d", 0.0): 0, ("ar", 0.7): None, ("d", 0.7): 1}
 
 
 def test_n_alpha_only_for_chains() -> None:

@@ -157,6 +157,41 @@ def test_another_machine_is_refused(config: dict[str, Any], monkeypatch: pytest.
         run(BenchConfig(**config))
 
 
+def test_samples_that_follow_the_targets_draws_are_compared(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where every token is drawn by its position from logits whose bits do not depend on the width of the pass."""
+    sampled = config | {"temperatures": (0, 1.0), "verifier": "match", "tier": "torch"}
+    rows = [row for row in run(BenchConfig(**sampled)).rows if row["task"] == "overall"]
+    same = {(row["method"], row["temperature"]): (row["identical"], row["wrong"]) for row in rows}
+    assert same["prompt-lookup+fixed:k=3", 1.0] == same["ar", 1.0] == (4, 0)
+    assert same["hf", 1.0] == (None, None)  # transformers has random numbers of its own
+
+    original = Paceline.generate
+
+    def other(self: Paceline, prompts: Any, params: Any, seed: int) -> Any:
+        made = original(self, prompts, params, seed)
+        if self.name != "ar":
+            made.outputs[0][-1] += 1
+        return made
+
+    monkeypatch.setattr(Paceline, "generate", other)
+    summary = run(BenchConfig(**sampled | {"out": config["out"] / "other", "methods": ("ar", METHODS[2])}))
+    assert {row["wrong"] for row in summary.rows if row["method"] == METHODS[2] and row["task"] == "overall"} == {4}
+    assert {found["temperature"] for found in summary.differences} == {0, 1.0}
+
+
+@pytest.mark.parametrize("change", [{"verifier": "auto"}, {"tier": "reference", "verifier": "match"}])
+def test_other_samples_are_not_compared(config: dict[str, Any], change: dict[str, str]) -> None:
+    summary = run(BenchConfig(**config | {"tier": "torch", "temperatures": (1.0,), "limit": 1} | change))
+    assert {row["identical"] for row in summary.rows} == {None}
+
+
+def test_an_unknown_verifier_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="unknown verifier 'none'; there are auto, match, rejection"):
+        BenchConfig(**config | {"verifier": "none"})
+
+
 def test_another_tier_is_refused(config: dict[str, Any]) -> None:
     """As where `auto` finds a compiler that was not there before."""
     run(BenchConfig(**config))

@@ -11,13 +11,16 @@ from typing import Any
 import httpx
 
 from paceline.bench.methods import AR, check_method
+from paceline.decoding.request import check_verifier
 from paceline.decoding.sampling import SamplingParams
 from paceline.errors import require
 from paceline.targets import AUTO, check_tier
 
 #: Options that mean nothing to a server that runs already.
 OF_METHODS = {"methods", "tier", "device", "dtype", "exact", "device_map", "quantization", "attn_implementation"}
-OF_METHODS |= {"adapter", "fresh", "trace"}
+OF_METHODS |= {"adapter", "fresh", "trace", "verifier"}
+#: Options that older results do not name, with what they were then.
+NEWER = {"fresh": False, "verifier": "auto"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class BenchConfig:
         top_k, top_p, min_p: at temperatures above 0, for every method alike.
         batch: prompts decoded at a time, all of one task.
         seed: prompt i is sampled with seed + i.
+        verifier: how sampled drafts are verified, as for `paceline.load`. With "match" samples are compared with plain
+            decoding's, too.
         tier, device, dtype, exact: as for `paceline.load`.
         device_map, quantization, attn_implementation, adapter: the same; `quantization` is its `quantization_config`.
         fresh: leave out what `paceline tune` learned.
@@ -62,6 +67,7 @@ class BenchConfig:
     min_p: float = 0.0
     batch: int = 1
     seed: int = 0
+    verifier: str = "auto"
     tier: str = AUTO
     device: str = "cpu"
     dtype: str | None = None
@@ -99,6 +105,7 @@ class BenchConfig:
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1, not {value}")
         check_tier(self.tier)
+        check_verifier(self.verifier)
         if self.trace:
             require(AR in self.methods, f"a trace needs the method {AR}")
             greedy = 0.0 in self.temperatures and self.batch == self.turns == 1
@@ -127,7 +134,7 @@ class BenchConfig:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
-            if name not in left_out and (name != "fresh" or value)
+            if name not in left_out and (name not in NEWER or value != NEWER[name])
         }
 
 

@@ -27,7 +27,7 @@ CONTEXT = 512  # tokens of a prompt at most: transformers may give logits of all
 
 
 class Difference(TypedDict):
-    """Where a method's greedy output left plain decoding's; a line of `differences.jsonl`.
+    """Where a method's output left plain decoding's, though both should be the same; a line of `differences.jsonl`.
 
     `tokens` are plain decoding's and the method's token at `position` of the output; one of them is null when that
     output had ended, which is always wrong. `gap` is how far the worse of them is below the best logit.
@@ -35,6 +35,7 @@ class Difference(TypedDict):
 
     method: str
     task: str
+    temperature: float
     id: str
     turn: int
     position: int

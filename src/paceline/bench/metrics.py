@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, TypedDict
@@ -113,13 +113,23 @@ class Totals:
 
 
 def results(
-    runs: Sequence[Run], differences: Sequence[Difference], methods: Sequence[str], batch: int
+    runs: Sequence[Run],
+    differences: Sequence[Difference],
+    methods: Sequence[str],
+    batch: int,
+    compared: Callable[[str, float], bool] = lambda method, temperature: temperature == 0,
 ) -> list[ResultRow]:
-    """One row per temperature, method and task, all tasks ("overall") first."""
+    """One row per temperature, method and task, all tasks ("overall") first.
+
+    Args:
+        compared: whether plain decoding's outputs are expected of a method at a temperature.
+    """
     rows = []
     for temperature in dict.fromkeys(run.temperature for run in runs):
         here = [run for run in runs if run.temperature == temperature]
-        verdicts = Counter((d["method"], d["task"], d["verdict"]) for d in differences)
+        verdicts = Counter(
+            (d["method"], d["task"], d["verdict"]) for d in differences if d["temperature"] == temperature
+        )
         for method in methods:
             for task in (OVERALL, *dict.fromkeys(run.task for run in here)):
                 chosen = {
@@ -132,7 +142,7 @@ def results(
                 )
                 if AR in methods and method != AR:
                     row["speedup_ar_95"] = ratio_interval(_pairs(here, method, task))
-                if temperature == 0 and AR in methods:
+                if AR in methods and compared(method, temperature):
                     tie, wrong = (
                         sum(
                             n for (m, t, v), n in verdicts.items() if m == method and task in (OVERALL, t) and v == kind

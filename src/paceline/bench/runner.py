@@ -76,6 +76,7 @@ class _Bench:
         self.config, self.journal = config, journal
         self.names: Sequence[str] = tuple(config.methods)
         source: dict[str, Any] = {"tier": config.tier, "dtype": config.dtype, "device": config.device}
+        source |= {"exact": config.exact, "fresh": config.fresh, "verifier": config.verifier}
         asked: dict[str, Any] = {
             "device_map": config.device_map,
             "quantization_config": config.quantization,
@@ -83,7 +84,7 @@ class _Bench:
             "adapter": config.adapter,
         }
         self.options = {name: value for name, value in asked.items() if value is not None}
-        self.llm = load(config.model, drafter="none", exact=config.exact, fresh=config.fresh, **source, **self.options)
+        self.llm = load(config.model, drafter="none", **source, **self.options)
         self.hf_model = cache(self._hf_model)
         self.batches = batches(prompts, config.batch)
         target = self.llm.target
@@ -102,7 +103,7 @@ class _Bench:
         self.journal.write(DIFFERENCES, differences)
         runs = [self.journal.runs[item.key(name)] for item in self._items() for name in self.names]
         self.journal.write(SAMPLES, self._samples())
-        self.journal.write(RESULTS, results(runs, differences, self.names, self.config.batch))
+        self.journal.write(RESULTS, results(runs, differences, self.names, self.config.batch, self._is_compared))
         if traced:
             self._trace(runs)
 
@@ -175,12 +176,12 @@ class _Bench:
 
     # -- after -----------------------------------------------------------------------------------------------------
     def _differences(self) -> Iterator[Difference]:
-        """Greedy outputs that are not those of plain decoding."""
+        """Outputs that should be those of plain decoding, and are not."""
         if AR not in self.names:
             return
         for item in self._items():
             plain = self.journal.runs[item.key(AR)]
-            for name in self.names if item.temperature == 0 else ():
+            for name in (name for name in self.names if self._is_compared(name, item.temperature)):
                 outputs = self.journal.runs[item.key(name)].outputs
                 allowed = self._allowed(name)
                 for row, prompt in enumerate(item.prompts):
@@ -190,18 +191,25 @@ class _Bench:
                         yield Difference(
                             method=name,
                             task=prompt.task,
+                            temperature=item.temperature,
                             id=prompt.id,
                             turn=item.turn,
                             allowed=allowed,
                             **found._asdict(),  # type: ignore[typeddict-item]  # its fields are keys
                         )
 
+    def _is_compared(self, method: str, temperature: float) -> bool:
+        """Whether plain decoding's ids are expected: of greedy outputs; and of samples where every token is drawn from
+        the target's logits by its position, and their bits are the same at every width.
+        """
+        repeats = self.config.verifier == "match" and self.llm.target.exact and not is_baseline(method)
+        return temperature == 0 or repeats
+
     def _allowed(self, method: str) -> float:
         """The gap between two logits that noise explains."""
-        noise: dict[str, float] = self.journal.config["noise"]
-        if is_baseline(method):
-            return 2 * noise["hf"]
-        return 0.0 if self.llm.target.exact else 2 * noise["paceline"]
+        if self.llm.target.exact and not is_baseline(method):
+            return 0.0
+        return 2 * float(self.journal.config["noise"]["hf" if is_baseline(method) else "paceline"])
 
     def _is_sample(self, item: Item) -> bool:
         """Whether its trees are kept: a first turn of the first prompts of a task."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rich.console import Console
 from typer import Option
@@ -49,6 +49,10 @@ def bench(
     min_p: Annotated[float, Option("--min-p", help="0: off.")] = 0.0,
     batch: Annotated[int, Option("--batch", "-b", min=1, help="Prompts decoded at a time.")] = 1,
     seed: Annotated[int, Option("--seed", min=0, max=2**32 - 1, help="Of sampling.")] = 0,
+    verifier: Annotated[
+        Literal["auto", "match", "rejection"],
+        Option("--verifier", help="How sampled drafts are verified; match: samples are compared, too."),
+    ] = "auto",
     trace: Annotated[
         bool, Option("--trace", help="Write DIR/trace.jsonl.gz too, for paceline replay: it takes another pass or two.")
     ] = False,
@@ -76,6 +80,7 @@ def bench(
             min_p=min_p,
             batch=batch,
             seed=seed,
+            verifier=verifier,
             trace=trace,
             **asdict(source),
         )

@@ -27,6 +27,11 @@ CANCELLED, FAILED = "cancelled", "error"  # finish reasons of requests that were
 NEW, NO_ROW = -1, -2  # the slot of a request that no engine has seen, and of one that waits or has left
 
 
+def check_verifier(verifier: str) -> None:
+    """Raises OptionError where there is none of that name."""
+    require(verifier in VERIFIERS, f"unknown verifier '{verifier}'; there are {', '.join(VERIFIERS)}")
+
+
 class Request:
     """One prompt being continued. It is the `Row` that drafters see.
 
@@ -68,7 +73,7 @@ class Request:
     ) -> None:
         require(len(ids) > 0, "the prompt is empty")
         require(limit >= 1, f"a request needs room for at least 1 new token, not {limit}")
-        require(verifier in VERIFIERS, f"unknown verifier '{verifier}'; there are {', '.join(VERIFIERS)}")
+        check_verifier(verifier)
         self.ids = list(ids)
         self.prompt_length = len(self.ids)
         self.limit, self.policy, self.sampling, self.verifier = limit, policy, sampling, verifier
