@@ -20,6 +20,7 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.rest.datastore import build as build_datastore
 from paceline.drafting.pause import Pause
+from paceline.profiling import rounds
 from paceline.errors import OptionError
 from paceline.registry import Spec
 from paceline.targets.cost_model import Costs
@@ -177,15 +178,17 @@ def test_match_gives_the_seeds_own_sample(world: World, drafter: str, policy: st
 def test_sampling_ends_and_repeats(world: World, drafter: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Length, record and reproducibility; the distribution is tested in decoding/test_losslessness.py."""
     llm = world.llm(drafter, policy, "rejection")
-    # Under rejection tokens depend on where drafts end, so on measured costs, and on pauses.
+    # Under rejection tokens depend on where drafts end, so on measured costs, on pauses, and on earlier requests.
     monkeypatch.setattr(Pause, "pauses", lambda *_: False)
     for costly in (llm.target, llm.drafter):
         set_costs(costly, Costs({1: 1e-3, 16: 1.001e-3}))
+    monkeypatch.setattr(rounds, "_before", {})
     outputs = llm.generate(PROMPTS, batch=3, eos=(), temperature=0.7, seed=1, max_new_tokens=8)
     for output in outputs:
         assert len(output.tokens) == output.stats.tokens == sum(r.emitted for r in output.stats.rounds) == 8
         assert output.finish_reason == "length"
         assert sum(source != "target" for source in output.stats.sources) == output.stats.accepted
+    monkeypatch.setattr(rounds, "_before", {})
     again = llm.generate(PROMPTS, batch=3, eos=(), temperature=0.7, seed=1, max_new_tokens=8)
     assert [output.tokens for output in again] == [output.tokens for output in outputs]
 

@@ -191,16 +191,16 @@ class LLM:
             return cast("list[int]", ids)
         return token_ids("a prompt that is neither text nor chat messages", parts)
 
-    def new_policy(self, *, anew: bool = False) -> StoppingPolicy:
+    def new_policy(self, *, plain: bool = True) -> StoppingPolicy:
         """A policy for one request, told where it runs: what a `Request` for `engine` is made with.
 
         Args:
-            anew: begin without what earlier requests have taught, so that where drafts end can be repeated.
+            plain: whether the request is greedy, without processors of logits: other rounds have other costs.
 
         Raises:
             OptionError, CheckpointMismatch: it cannot run with this drafter or target.
         """
-        return ready(cast("StoppingPolicy", self.policy.build()), self.drafter, anew=anew)
+        return ready(cast("StoppingPolicy", self.policy.build()), self.drafter, plain=plain)
 
     def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None, **more: Any) -> Request:
         ids, vocab, tokenizer = self.encode(prompt, chat), self.target.vocab_size, self.target.tokenizer
@@ -213,14 +213,13 @@ class LLM:
         constraint = None
         if params.constrained:
             constraint = GrammarState(self.matcher(params), vocab, eos, len(ids))
-        # a sample verified by rejection depends on where drafts end
-        repeatable = params.seed is not None and params.temperature > 0 and self.verifier != "match"
+        processors, sampling = params.processors(len(ids), eos, self.target.device), params.temperature > 0
         return Request(
             ids,
             limit=params.max_new_tokens,
-            policy=self.new_policy(anew=repeatable),
-            processors=params.processors(len(ids), eos, self.target.device),
-            sampling=params.temperature > 0,
+            policy=self.new_policy(plain=not (sampling or processors or constraint)),
+            processors=processors,
+            sampling=sampling,
             eos=eos,
             text=TextStream(tokenizer, params.stop, params.min_new_tokens) if tokenizer else None,
             seed=params.seed,

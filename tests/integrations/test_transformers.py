@@ -164,17 +164,15 @@ def test_sampling_follows_the_global_seed(tiny_llama: LlamaForCausalLM, fast: An
     assert torch.equal(torch.get_rng_state(), state)  # greedy decoding draws nothing
 
 
-def test_sampling_begins_without_what_earlier_calls_taught(
+def test_policies_are_told_what_takes_longer(
     tiny_llama: LlamaForCausalLM, fast: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where drafts end decides what a sample that is verified by rejection is."""
+    """Sampling, and processors of logits."""
     asked, new_policy = [], LLM.new_policy
-    monkeypatch.setattr(LLM, "new_policy", lambda self, *, anew=False: (asked.append(anew), new_policy(self))[1])
-    for sampling in (True, False):
-        tiny_llama.generate(
-            **batch(PROMPTS[:1]), max_new_tokens=2, do_sample=sampling, pad_token_id=0, custom_generate=fast
-        )
-    assert asked[-2:] == [True, False]  # before these the method is tried
+    monkeypatch.setattr(LLM, "new_policy", lambda self, *, plain=True: (asked.append(plain), new_policy(self))[1])
+    for how in ({"do_sample": True}, {"repetition_penalty": 1.3}, {}):
+        tiny_llama.generate(**batch(PROMPTS[:1]), max_new_tokens=2, pad_token_id=0, custom_generate=fast, **how)
+    assert asked[-3:] == [False, False, True]  # before these the method is tried
 
 
 @pytest.mark.parametrize(

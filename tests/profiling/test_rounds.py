@@ -147,26 +147,55 @@ def test_a_request_begins_where_the_one_before_stood(target: BlockTarget) -> Non
     assert elsewhere.policy.ahead.mean == unlearned
 
 
-@pytest.mark.parametrize(
-    ("verifier", "options", "follows"),
-    [
-        ("auto", {}, True),
-        ("auto", {"seed": 3}, True),  # greedy
-        ("auto", {"temperature": 0.7}, True),
-        ("auto", {"temperature": 0.7, "seed": 3}, False),
-        ("match", {"temperature": 0.7, "seed": 3}, True),
-    ],
-)
-def test_a_seeds_sample_depends_on_no_earlier_request(
-    target: BlockTarget, verifier: str, options: dict[str, float], follows: bool
-) -> None:
-    llm = LLM(target, LayerSkip(target), POLICIES.parse("pace"), verifier)
-    set_costs(llm.engine.drafter, Costs({0: 1.0, 8: 1.01}))
-    [first] = llm.requests([[5, 6, 7]], max_new_tokens=12)
-    [second] = llm.requests([[5, 6, 7]], max_new_tokens=12, **options)
-    list(llm.engine.run([first]))
-    second.policy.more(0)
-    assert (second.policy.ahead.mean == first.policy.ahead.mean) == follows
+@pytest.mark.parametrize("options", [{"temperature": 0.7}, {"repetition_penalty": 1.2}])
+def test_what_is_not_plain_has_costs_and_a_memory_of_its_own(target: BlockTarget, options: dict[str, Any]) -> None:
+    llm = LLM(target, drafter := LayerSkip(target), POLICIES.parse("pace"))
+    for plain, wider in ((True, 1.01), (False, 1.02)):
+        set_costs(drafter, Costs({0: 1.0, 8: wider}), plain)
+
+    def asked(**options: Any) -> Request:
+        [request] = llm.requests([[5, 6, 7]], max_new_tokens=12, **options)
+        return request
+
+    for first, others, wider in ((options, {}, 1.02), ({}, options, 1.01)):
+        request = asked(**first)
+        assert request.plain == (not first)
+        assert request.policy.long_run.cost(8) == pytest.approx(wider)
+        list(llm.engine.run([request]))
+        later, another = asked(**first), asked(**others)
+        for one in (later, another):
+            one.policy.more(0)
+        assert later.policy.ahead.mean == request.policy.ahead.mean != another.policy.ahead.mean
+
+
+def test_engines_tell_costs_apart(target: BlockTarget) -> None:
+    seen: list[str] = []
+
+    class Noted(Costs):
+        def __init__(self, name: str) -> None:
+            super().__init__({0: 1.0, 8: 2.0})
+            self.name = name
+
+        def observe(self, *_: Any, **__: Any) -> None:
+            seen.append(self.name)
+
+    llm = LLM(target, drafter := LayerSkip(target), POLICIES.parse("fixed:k=2"))
+    for plain, name in ((True, "plain"), (False, "others")):
+        set_costs(drafter, Noted(name), plain)
+    llm.generate([5, 6, 7], max_new_tokens=3)
+    assert set(seen) == {"plain"}
+    llm.generate([5, 6, 7], max_new_tokens=3, temperature=1.0)
+    assert set(seen) == {"plain", "others"}
+
+
+def test_rounds_that_sample_are_measured_sampling(target: BlockTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[bool] = []
+    monkeypatch.setattr(Request, "draw", lambda self, q: (drawn.append(self.sampling), int(q.argmax()))[1])
+    drafter = LayerSkip(target)
+    round_seconds(drafter, False)
+    assert drawn
+    assert all(drawn)
+    assert round_seconds(drafter) is not round_seconds(drafter, False)
 
 
 def test_measuring_teaches_nothing() -> None:

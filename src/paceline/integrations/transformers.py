@@ -136,11 +136,12 @@ class CustomGenerate:
         stopping: Stopping,
         sampling: bool,
     ) -> Request:
+        own = row.processors(processors)
         return Request(
             ids,
             limit=stopping.max_length - len(row.padding) - len(ids),
-            policy=llm.new_policy(anew=sampling and llm.verifier != "match"),  # a seed's sample depends on less
-            processors=row.processors(processors),
+            policy=llm.new_policy(plain=not (sampling or own)),
+            processors=own,
             sampling=sampling,
             eos=tuple(stopping.eos),
             stop_when=stopping.row(row),

@@ -35,13 +35,15 @@ class LongRun:
     Args:
         cost: of a round by how many tokens it drafts and verifies, in rounds without a draft. What it says stands for
             some rounds, since it is needed often.
+        pass_cost: likewise of verifying alone; None where nobody asks.
 
     Attributes:
         rate: rho so far.
     """
 
-    def __init__(self, cost: Callable[[int], float]) -> None:
+    def __init__(self, cost: Callable[[int], float], pass_cost: Callable[[int], float] | None = None) -> None:
         self.cost, self._costs = cost, list[float]()
+        self._pass_cost, self._pass_costs = pass_cost or cost, list[float]()
         self.rate = Rate()
         self._rounds = 0
 
@@ -53,6 +55,12 @@ class LongRun:
             tokens += reached
             best = max(best, tokens / cost)
         return best
+
+    def one_more(self, depth: int, limit: int) -> tuple[float, float]:
+        """What drafting one token more than `depth` takes, of at most `limit`, and what verifying it takes."""
+        costs, passes = self._up_to(limit), self._pass_costs
+        verifying = passes[depth + 1] - passes[depth]
+        return costs[depth + 1] - costs[depth] - verifying, verifying
 
     def worth(self, rate: float, depth: int, reached: float, chance: float, limit: int) -> float:
         """What the best longer draft is expected to add to one of `depth` tokens, in tokens, less its time; 0 where
@@ -86,4 +94,5 @@ class LongRun:
         """What rounds of 0 to `limit` tokens cost."""
         if len(self._costs) != limit + 1:
             self._costs = [self.cost(length) for length in range(limit + 1)]
+            self._pass_costs = [self._pass_cost(length) for length in range(limit + 1)]
         return self._costs

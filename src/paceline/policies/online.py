@@ -30,7 +30,8 @@ class OnlineLogistic:
         """Mean and variance of what is believed of a success's."""
         return dot(self.mean, features), dot(features, self._spread(features))
 
-    def learn(self, features: Sequence[float], success: bool) -> None:
+    def learn(self, features: Sequence[float], success: float) -> None:
+        """Of one outcome: 1 or 0, or the probability of a success where it stays unknown."""
         p = sigmoid(dot(self.mean, features))
         gain = self._spread(features)
         scale = 1 / (1 + p * (1 - p) * dot(features, gain))

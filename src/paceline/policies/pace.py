@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite, log, log1p, sqrt
+from math import isfinite, log, log1p, pi, sqrt
 from random import Random
 
 from jaxtyping import Float
@@ -20,17 +20,19 @@ SEEN = (0.2, 0.0, 0.0, 0.0, 0.7, -0.2)  # those of the token itself, and the ent
 VARIANCE, DOUBT = 0.2, 1e-4  # of a weight at the start, and what is added each round: texts change
 OTHER = 0.005  # what another request's text adds to that variance
 SMOOTHING = (0.5, 0.9)  # of recent acceptance
+SURPRISE, WEIGHT = 1.0, 10.0  # squared, in log odds: what a distribution shows that was not foreseen; as if of so many
+FADING = 0.99  # tokens, of which each counts so much less than the next
 SURE = 1e-4  # no token is likelier, or less likely, than this allows
 
 
 class Pace(StoppingPolicy):
     """Optimal stopping of a renewal process (see `LongRun`), for drafters that pay for each token.
 
-    Before a token is drafted the question is whether some longer draft is worth its drafts and its share of the pass;
-    after it, when its distribution is known, whether it is worth verifying. Two logistic regressions that learn from
-    the request's outcomes say how likely the token is accepted: one of what is known beforehand (depth, recent
-    acceptance, how sure the token before was), one of the draft distribution's top probability and entropy as well.
-    Each round the first is as hopeful, or as doubtful, as a draw from what is believed of it (Thompson sampling), so
+    Before a token is drafted the question is whether that is worth a look at its distribution; after it, when that is
+    known, whether it is worth verifying. Two logistic regressions that learn from the request's outcomes say how likely
+    the token is accepted: one of what is known beforehand (depth, recent acceptance, how sure the token before was), one
+    of the draft distribution's top probability and entropy as well. What the second one says, and the first one did not
+    foresee, is what a look is worth. Each round the first is as hopeful, or as doubtful, as a draw from what is believed of it (Thompson sampling), so
     that drafting that was given up is tried again. A request begins with what the one that began before it has learned
     with the same drafter.
 
@@ -47,10 +49,11 @@ class Pace(StoppingPolicy):
         require(k_max >= 0, f"pace: k_max must be >= 0, not {k_max}")
         self.limit = k_max
         self.ahead, self.seen = OnlineLogistic(AHEAD, VARIANCE), OnlineLogistic(SEEN, VARIANCE)
-        self.long_run, self._pass_cost = LongRun(lambda drafted: 1.0), Setting("", "", None, None).pass_cost
+        self.long_run = LongRun(lambda drafted: 1.0)
         self._before: dict[type, StoppingPolicy] | None = {}  # see `Setting`; None once this request has begun
         self.random = Random()
         self.recent = [0.0, 0.0]  # of first tokens, less a half
+        self._surprise = [SURPRISE * WEIGHT, WEIGHT]  # sum of squares, and count
         self._hope = 0.0  # this round's, in standard deviations of what is believed
         self._features: list[tuple[list[float], list[float] | None]] = []  # of this round's tokens
         self._reached, self._rate, self._last, self._stopped = 1.0, 1.0, 0.0, False
@@ -59,8 +62,7 @@ class Pace(StoppingPolicy):
         self.random.seed(seed)
 
     def check(self, setting: Setting) -> None:
-        self.long_run = LongRun(setting.cost)
-        self._pass_cost, self._before = setting.pass_cost, setting.before
+        self.long_run, self._before = LongRun(setting.cost, setting.pass_cost), setting.before
 
     def more(self, depth: int) -> bool:
         if depth == 0:
@@ -68,38 +70,51 @@ class Pace(StoppingPolicy):
         if depth >= self.limit or self._stopped:
             return False
         features = self._ahead(depth)
-        if self.long_run.worth(self._rate, depth, self._reached, self._chance(features), self.limit) <= 0:
+        drafting, verifying = self.long_run.one_more(depth, self.limit)
+        if self._look(depth, self._chance(features), verifying) <= self._rate * drafting:
             return False
         self._features[depth:] = [(features, None)]
         return True
 
     def keep(self, q: Float[Tensor, " vocab"] | Sureness | None, depth: int, hidden: Tensor | None = None) -> bool:
         ahead, _ = self._features[depth]
-        if q is None:  # a drafter of deterministic candidates, which asks how deep only
+        if q is None:  # a drafter of deterministic candidates, which asks how deep only: there is nothing to look at
+            self._surprise[0] = 0.0
             self._reached *= self._chance(ahead)
             return True
         sure = sureness(q)
         if not (isfinite(sure.top) and isfinite(sure.entropy)):  # nothing that could be learned from
             self._stopped = True
             return False
-        top = min(max(sure.top, SURE), 1 - SURE)
-        self._last = log(top) - log1p(-top)
+        self._last = log_odds(sure.top)
         features = [*ahead[:-1], self._last, sure.entropy]
         self._features[depth] = ahead, features
-        self._reached *= sigmoid(dot(self.seen.mean, features))
+        odds = dot(self.seen.mean, features)
+        surprise = (odds - dot(self.ahead.mean, ahead)) ** 2
+        self._surprise = [FADING * old + new for old, new in zip(self._surprise, (surprise, 1.0), strict=True)]
+        self._reached *= sigmoid(odds)
         chance = self._chance(self._ahead(depth + 1))
         worth = self._reached + self.long_run.worth(self._rate, depth + 1, self._reached, chance, self.limit)
-        self._stopped = worth <= self._rate * (self._pass_cost(depth + 1) - self._pass_cost(depth))
+        _, verifying = self.long_run.one_more(depth, self.limit)
+        self._stopped = worth <= self._rate * verifying
         return not self._stopped
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.long_run.observe(drafted, accepted)
-        for depth, (ahead, seen) in enumerate(self._features[: min(accepted + 1, drafted)]):
-            self.ahead.learn(ahead, depth < accepted)
+        right = [float(depth < accepted) for depth in range(min(accepted + 1, drafted))]
+        for (ahead, seen), success in zip(self._features, right, strict=False):
+            self.ahead.learn(ahead, success)
             if seen is not None:
-                self.seen.learn(seen, depth < accepted)
-        if drafted:
-            first = (accepted > 0) - 0.5
+                self.seen.learn(seen, success)
+        if self._stopped and accepted == drafted and (refused := self._features[drafted:]):
+            # What would have become of the token that was not worth verifying is never known. Were it left out, `ahead`
+            # would learn from good ones only, and expect too much.
+            (ahead, seen), *_ = refused
+            if seen is not None:
+                right.append(sigmoid(dot(self.seen.mean, seen)))
+                self.ahead.learn(ahead, right[-1])
+        if right:
+            first = right[0] - 0.5
             self.recent = [kept * old + (1 - kept) * first for kept, old in zip(SMOOTHING, self.recent, strict=True)]
 
     def _begin(self) -> None:
@@ -121,13 +136,32 @@ class Pace(StoppingPolicy):
         for model in (self.ahead, self.seen):
             model.doubt(OTHER)
         self.recent = [earlier.recent[-1]] * len(self.recent)
+        self._surprise = list(earlier._surprise)
         self.long_run.follow(earlier.long_run)
 
     def _ahead(self, depth: int) -> list[float]:
         """What is known of the token at `depth` before it is drafted."""
         return [1.0, min(depth, 4) / 4, *self.recent, self._last]
 
+    def _look(self, depth: int, chance: float, verifying: float) -> float:
+        """What the token at `depth` is expected to bring, verified only where that turns out to be worth the time: it
+        may look better or worse than was thought, by a standard deviation.
+        """
+        squares, count = self._surprise
+        variance = squares / count
+        middle, brings = log_odds(chance) * sqrt(1 + pi * variance / 8), 0.0  # of the two: see `OnlineLogistic`
+        for odds in (middle - sqrt(variance), middle + sqrt(variance)):
+            reached = self._reached * sigmoid(odds)
+            longer = self.long_run.worth(self._rate, depth + 1, reached, chance, self.limit)
+            brings += max(reached + longer - self._rate * verifying, 0.0) / 2
+        return brings
+
     def _chance(self, ahead: list[float]) -> float:
         """That the token is accepted, as this round sees it."""
         mean, variance = self.ahead.log_odds(ahead)
         return sigmoid(mean + self._hope * sqrt(variance))
+
+
+def log_odds(chance: float) -> float:
+    chance = min(max(chance, SURE), 1 - SURE)
+    return log(chance) - log1p(-chance)

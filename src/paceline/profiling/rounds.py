@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from paceline.decoding.engine import Engine
@@ -28,18 +28,19 @@ DRAFTED, ROUNDS = (0, 1, 2, 4), 6  # tokens of the rounds by which drafting is m
 
 Policy = TypeVar("Policy", bound=StoppingPolicy)
 
-#: Of each drafter: see `Setting.before`.
-_before: WeakKeyDictionary[Drafter, dict[type, StoppingPolicy]] = WeakKeyDictionary()
+#: Of each drafter, of plain requests and of others: see `Setting.before`.
+_before: WeakKeyDictionary[Drafter, dict[bool, dict[type, StoppingPolicy]]] = WeakKeyDictionary()
 
 
-def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True, anew: bool = False) -> Policy:
+def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True, plain: bool = True) -> Policy:
     """A policy that has been told where it runs; whatever decodes with one gets it from here.
 
     What passes and rounds cost is measured if drafter or policy ask for it and nobody has in this process.
 
     Args:
         hidden: whether hidden states can be shown: False where there is no target to run.
-        anew: begin without what earlier requests have taught.
+        plain: whether it is for greedy decoding of raw logits. Other rounds take longer, and other tokens are accepted:
+            each kind has costs of its own, and begins with what earlier requests of its kind have taught.
 
     Raises:
         OptionError, CheckpointMismatch: the policy cannot run there.
@@ -48,8 +49,8 @@ def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True, anew: bool =
         costs_of(drafter.target)
     setting = setting_of(drafter, hidden=hidden)
     if policy.reads_costs:
-        before = {} if anew else _before.setdefault(drafter, {})
-        setting = replace(setting, cost=round_cost(drafter), pass_cost=pass_cost(drafter), before=before)
+        before = _before.setdefault(drafter, {}).setdefault(plain, {})
+        setting = replace(setting, cost=round_cost(drafter, plain), pass_cost=pass_cost(drafter, plain), before=before)
     policy.check(setting)
     return policy
 
@@ -62,15 +63,15 @@ def setting_of(drafter: Drafter, *, hidden: bool = True) -> Setting:
     return Setting(model_key(target), drafter.source, width, draft_width, drafter.predictors)
 
 
-def round_cost(drafter: Drafter) -> Callable[[int], float]:
+def round_cost(drafter: Drafter, plain: bool = True) -> Callable[[int], float]:
     """What a round costs by what it drafts and verifies, in rounds without a draft; of as many requests as share it."""
-    seconds = _seconds_of_batch(drafter)
+    seconds = _seconds_of_batch(drafter, plain)
     return lambda drafted: seconds(drafted) / seconds(0)
 
 
-def pass_cost(drafter: Drafter) -> Callable[[int], float]:
+def pass_cost(drafter: Drafter, plain: bool = True) -> Callable[[int], float]:
     """What verifying costs by how many tokens were drafted, in rounds without a draft; no more than the whole round."""
-    rounds, passes = _seconds_of_batch(drafter), costs_of(drafter.target)
+    rounds, passes = _seconds_of_batch(drafter, plain), costs_of(drafter.target)
 
     def cost(drafted: int) -> float:
         rows = drafter.sharing
@@ -80,9 +81,9 @@ def pass_cost(drafter: Drafter) -> Callable[[int], float]:
     return cost
 
 
-def _seconds_of_batch(drafter: Drafter) -> Callable[[int], float]:
+def _seconds_of_batch(drafter: Drafter, plain: bool) -> Callable[[int], float]:
     """Seconds of a round by what each request drafts: rounds were measured of one, and passes are of all together."""
-    rounds, passes = round_seconds(drafter), costs_of(drafter.target)
+    rounds, passes = round_seconds(drafter, plain), costs_of(drafter.target)
 
     def seconds(drafted: int) -> float:
         if (rows := drafter.sharing) == 1:
@@ -92,12 +93,12 @@ def _seconds_of_batch(drafter: Drafter) -> Callable[[int], float]:
     return seconds
 
 
-def round_seconds(drafter: Drafter) -> Costs:
+def round_seconds(drafter: Drafter, plain: bool = True) -> Costs:
     """Seconds of a round by what it drafts and verifies, batch 1. Drafters without a model draft in no time."""
-    if known := known_costs(drafter):
+    if known := known_costs(drafter, plain):
         return known
     with drafter.target.turns:
-        return known_costs(drafter) or set_costs(drafter, _round_seconds(drafter))
+        return known_costs(drafter, plain) or set_costs(drafter, _round_seconds(drafter, plain), plain)
 
 
 def measure_drafting(drafter: Drafter) -> None:
@@ -106,13 +107,14 @@ def measure_drafting(drafter: Drafter) -> None:
     """
     if isinstance(drafter, AutoregressiveDrafter):
         try:
-            pass_cost(drafter)
+            for plain in (True, False):
+                pass_cost(drafter, plain)
         except Exception as error:
             log.warning("what drafting with %s takes could not be measured: %s", drafter.source, error)
 
 
-def _round_seconds(drafter: Drafter) -> Costs:
-    seconds = _measure_rounds(drafter) if isinstance(drafter, AutoregressiveDrafter) else {}
+def _round_seconds(drafter: Drafter, plain: bool) -> Costs:
+    seconds = _measure_rounds(drafter, plain) if isinstance(drafter, AutoregressiveDrafter) else {}
     if len(seconds) < 2:  # nor does one that drafts nothing, as where a tree's budget allows no node
         passes = costs_of(drafter.target)
         return type(passes)({int(width) - 1: passes(int(width)) for width in passes.widths})
@@ -136,11 +138,13 @@ class ByTurns(Fixed):
         self._wanted = next(self._lengths)
 
 
-def _measure_rounds(drafter: Drafter) -> dict[int, float]:
+def _measure_rounds(drafter: Drafter, plain: bool) -> dict[int, float]:
     """The least seconds of rounds by what they draft. They take turns, so that other work on the machine slows all."""
     new = ROUNDS * sum(1 + drafted for drafted in DRAFTED)
     prompt = [0] * max(1, min(NEAR, drafter.target.context - new))
-    request = Request(prompt, limit=new, policy=ByTurns(), script=[0] * new)
+    # What is not plain may be many things; sampling is the commonest, and its text need not be any in particular.
+    how: dict[str, Any] = {"script": [0] * new} if plain else {"sampling": True, "seed": 0}
+    request = Request(prompt, limit=new, policy=ByTurns(), **how)
     kept, drafter.calibration = drafter.calibration, Calibration()  # this text teaches nothing
     try:
         for _ in islice(Engine(drafter.target, drafter).run([request]), ROUNDS * len(DRAFTED)):

@@ -40,27 +40,33 @@ ANY_BANDWIDTH, ANY_OPERATIONS = 1e12, 1e14
 
 log = logging.getLogger("paceline")
 
-#: By target, and by drafter where its own rounds were measured. Engines add what they see.
-_known: WeakKeyDictionary[object, Costs] = WeakKeyDictionary()
+#: By target, and by drafter where its own rounds were measured; of plain requests, and of others. Engines add what they
+#: see.
+_known: dict[bool, WeakKeyDictionary[object, Costs]] = {True: WeakKeyDictionary(), False: WeakKeyDictionary()}
 
 
-def known_costs(of: object) -> Costs | None:
-    """What is known of a target's passes, or of a drafter's rounds; None as long as nobody has asked."""
-    return _known.get(of)
+def known_costs(of: object, plain: bool = True) -> Costs | None:
+    """What is known of a target's passes, or of a drafter's rounds; None as long as nobody has asked.
+
+    Args:
+        plain: of a drafter's, those of plain requests, or of those that sample or change logits, which take longer. A
+            target's passes are counted together.
+    """
+    return _known[plain].get(of)
 
 
-def set_costs(of: object, costs: Costs) -> Costs:
+def set_costs(of: object, costs: Costs, plain: bool = True) -> Costs:
     """Take these for the costs of a target's passes, or of a drafter's rounds."""
-    _known[of] = costs
+    _known[plain][of] = costs
     return costs
 
 
 def costs_of(target: Target) -> Costs:
     """The costs of the target's passes: from its stored profile, or measured now, in little more than `LIMIT`."""
-    if known := _known.get(target):
+    if known := known_costs(target):
         return known
     with target.turns:  # another thread may have measured them meanwhile
-        return _known.get(target) or set_costs(target, stored_costs(target) or measure_costs(target))
+        return known_costs(target) or set_costs(target, stored_costs(target) or measure_costs(target))
 
 
 @torch.inference_mode()
