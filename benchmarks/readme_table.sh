@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The table of README's "Measured": one run of a few methods on each fast tier, and both as one Markdown table.
+# The table of README's "What it brings": one run of a few methods on each fast tier, and both as one Markdown table.
 #
 #     benchmarks/readme_table.sh [OUT]        # default: benchmarks/results/readme
 #

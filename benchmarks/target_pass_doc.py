@@ -73,7 +73,7 @@ def by_context(found: dict[str, Any]) -> str:
         [f"`{tier}`", *(both(cost, tier, batch, context, axis(cost, 3)) for context in contexts)]
         for tier in axis(cost, 0)
     ]
-    head = ["T(1) / T(8) behind", *(f"{context:,}" for context in contexts)]
+    head = ["T(1) / T(8) after", *(f"{context:,}" for context in contexts)]
     return f"By tokens of context, milliseconds:\n\n{markdown([head, *lines])}"
 
 
@@ -119,7 +119,7 @@ def llama_cpp(found: dict[str, Any]) -> str:
         f"prompts by turns (xllamacpp {found['llama.cpp']['xllamacpp']}).\nTokens a second of wall clock, "
         f"{found['ratio']:.2f}x llama.cpp's ({ratios['least']:.2f} to {ratios['most']:.2f} by prompt):"
     )
-    return f"{note}\n\n{markdown([['', 'in all', 'behind the prompt'], *lines])}"
+    return f"{note}\n\n{markdown([['', 'in all', 'after the prompt'], *lines])}"
 
 
 MAKERS = {"widths": by_width, "contexts": by_context, "batches": by_batch, "memory": memory, "llama-cpp": llama_cpp}

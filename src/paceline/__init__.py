@@ -1,4 +1,4 @@
-"""paceline: faster decoding of any Hugging Face causal language model, without changing its output."""
+"""paceline: faster decoding of Hugging Face causal language models, without changing their output."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Generate(Method):
         return self.eos[0] if self.eos else 0
 
     def _cut(self, row: list[int]) -> list[int]:
-        """Without the padding behind the end-of-sequence token."""
+        """Without the padding after the end-of-sequence token."""
         end = next((index for index, token in enumerate(row) if token in self.eos), len(row))
         return row[: end + 1]
 

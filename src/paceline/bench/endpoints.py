@@ -106,7 +106,7 @@ class Endpoint:
         made = Generated(
             [[] for _ in chats],
             seconds,
-            # Each brings what it accepts and a token more; some accept tokens that are behind an answer's end.
+            # Each brings what it accepts and a token more; some accept tokens that are after an answer's end.
             passes=max(sum(tokens) - drafts[2], len(chats)) if drafts else None,
             latencies=[arrivals.latency(at, count) for at, count in enumerate(tokens)],
             texts=[answer.text for answer in answers],
@@ -231,7 +231,7 @@ def _reference(names: Sequence[str]) -> str:
 
 
 def _chat(prompt: Prompt, answers: Sequence[str]) -> Chat:
-    """The conversation up to the turn behind these answers."""
+    """The conversation up to the turn after these answers."""
     chat = [{"role": "user", "content": prompt.turns[0]}]
     for answer, question in zip(answers, prompt.turns[1:], strict=False):
         chat += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]

@@ -39,7 +39,7 @@ class ResultRow(TypedDict):
     speedup_ar_95: tuple[float, float] | None  # where it lies, with 95 %: see `ratio_interval`
     speedup_hf: float | None  # the same against transformers' `generate`
     ttft_s: float | None  # mean seconds from a call to the first tokens of a prompt
-    tpot_ms: float | None  # milliseconds a token behind these, by a prompt's own clock
+    tpot_ms: float | None  # milliseconds a token after these, by a prompt's own clock
     decode_speedup_ar: float | None  # that of `ar` / that of this method: without the prompt, which no draft changes
     tau: float | None  # tokens a target pass
     acceptance_length: float | None  # SPEED-Bench's: see `acceptance_length`
@@ -99,7 +99,7 @@ class Totals:
 
     @property
     def decode_seconds(self) -> float | None:
-        """Seconds a token, of those behind the first ones."""
+        """Seconds a token, of those after the first ones."""
         tokens = sum(latency.tokens for latency in self.latencies or ())
         return sum(latency.decode for latency in self.latencies or ()) / tokens if tokens else None
 

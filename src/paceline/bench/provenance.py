@@ -15,7 +15,7 @@ OPEN = 1  # samples that are shown at once
 ABOUT = {
     OWN: "the model's own token",
     REFUSED: "proposed, and refused: the model wrote something else",
-    THROWN: "thrown away unread, behind a refused one",
+    THROWN: "thrown away unread, after a refused one",
 }
 
 

@@ -44,7 +44,7 @@ TERMS = [
     ("ar, hf", "paceline's own plain decoding; transformers' generate on the same weights"),
     ("x ar", "speed over plain decoding's, wall clock, prompts included"),
     ("95 %", "where that lies for prompts like these: a bootstrap over prompts, which all methods took turns on"),
-    ("decode x ar", "the same behind the first token, so without the prompt"),
+    ("decode x ar", "the same after the first token, so without the prompt"),
     ("tau", "tokens a pass of the model"),
     ("v_d, r_d", "accepted tokens, of those drafted; of those in the output"),
     ("same, tie, WRONG", "greedy outputs with plain decoding's ids; that part where two tokens tie; and others"),

@@ -41,7 +41,7 @@ def read_rows(source: str) -> Iterator[RawRow]:
 
 
 def _parsed(source: str) -> tuple[str, dict[str, str]]:
-    """What is before the first colon, and the `key=value`s behind; a path may have colons of its own."""
+    """What is before the first colon, and the `key=value`s after it; a path may have colons of its own."""
     if Path(source).expanduser().exists():
         return source, {}
     name, *pairs = source.split(":")

@@ -75,7 +75,7 @@ def _rounds(run: Run, tokenizer: PreTrainedTokenizerBase) -> Iterator[SampleRoun
 
 def _fates(parents: list[int], path: list[int], accepted: int) -> dict[int, str]:
     """Of each node that did not become output."""
-    judged, taken = set(path), set(path[: 1 + accepted])  # a path may go on behind the end of the output
+    judged, taken = set(path), set(path[: 1 + accepted])  # a path may go on after the end of the output
     return {
         node: REFUSED if parents[node] in judged and node not in judged else THROWN
         for node in range(1, len(parents))
@@ -84,7 +84,7 @@ def _fates(parents: list[int], path: list[int], accepted: int) -> dict[int, str]
 
 
 def _branch(parents: list[int], fates: dict[int, str], node: int) -> Iterator[int]:
-    """First children of first children, from behind the last accepted node."""
+    """First children of first children, starting below the last accepted node."""
     for _ in range(SHOWN):
         below = next((child for child in fates if parents[child] == node), None)
         if below is None:
@@ -98,6 +98,6 @@ def _special(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, before: int, token: int) -> str:
-    """A token's text behind another: some tokenizers leave out the space in front of a first one."""
+    """A token's text after another: some tokenizers leave out the space in front of a first one."""
     both, first = (str(tokenizer.decode(ids)) for ids in ([before, token], [before]))
     return both.removeprefix(first)

@@ -87,7 +87,7 @@ def measure(
 
 
 def taking_turns(methods: Sequence[T], number: int) -> list[T]:
-    """The order for a prompt, always the same: each method is first as often as any other, and none comes behind the
+    """The order for a prompt, always the same: each method is first as often as any other, and none comes after the
     same one each time, whatever that leaves behind.
     """
     first = number % len(methods)

@@ -147,7 +147,7 @@ def _choosing(rounds: Sequence[TimedPass], sources: Sequence[Source], overhead: 
 
 
 def _share(own: Sequence[TimedPass], whole: Sequence[TimedPass]) -> float:
-    """Of a whole pass, those behind drafts of one drafter."""
+    """Of a whole pass, those after drafts of one drafter."""
     usual = _medians(whole)
     ratios = [
         seconds / usual[key] for key, seconds in _medians([one for one in own if one.width > 1]).items() if key in usual

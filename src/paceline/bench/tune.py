@@ -84,7 +84,7 @@ def tune(llm: LLM, prompts: Sequence[Prompt], max_new_tokens: int = 128) -> Tuni
 
 
 def _passes(target: Target) -> dict[str, Any]:
-    """Costs of passes as a profile has them, behind as many tokens as the model takes."""
+    """Costs of passes as a profile has them, after as many tokens as the model takes."""
     first, *others = dict.fromkeys(min(n, target.context // 2) for n in CONTEXTS)
     widths = [width for width in WIDTHS if width <= target.context // 2]
     found = {n: compare_passes([target], widths, n, REPEATS)[0].timings for n in (first, *others)}

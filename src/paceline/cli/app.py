@@ -35,7 +35,7 @@ from paceline.version import __version__
 
 # Command modules import torch and transformers inside their functions only: `--help` and typing errors are instant.
 app = typer.Typer(
-    help="Faster decoding of any Hugging Face causal language model, without changing its output.",
+    help="Faster decoding of Hugging Face causal language models, without changing their output.",
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

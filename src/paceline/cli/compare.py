@@ -61,7 +61,7 @@ class Side:
 
 
 def sides(llm: LLM, ids: list[int], params: dict[str, Any], title: str) -> tuple[Side, Side]:
-    """Both runs, ready to start: with one seed, and behind a short warm-up each, so that neither pays for first use."""
+    """Both runs, ready to start: with one seed, and after a short warm-up each, so that neither pays for first use."""
     import torch
 
     if params["seed"] is None:

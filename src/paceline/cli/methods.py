@@ -68,5 +68,5 @@ def _show(registry: Registry, as_json: bool) -> None:
 
 _EXAMPLE = {
     "drafter": "--drafter NAME:OPTION=VALUE:…; (+…) is the policy it has by default",
-    "policy": "--policy NAME:OPTION=VALUE:…, or behind a drafter: --drafter NAME+POLICY:OPTION=VALUE",
+    "policy": "--policy NAME:OPTION=VALUE:…, or after a drafter: --drafter NAME+POLICY:OPTION=VALUE",
 }

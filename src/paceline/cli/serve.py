@@ -41,7 +41,7 @@ def _configured(context: Context, file: Path | None) -> Path | None:
 def serve(
     source: ModelOptions,
     method: MethodOptions,
-    host: Annotated[str, Option("--host", help="Address to listen on; others than this machine need 0.0.0.0.")] = (
+    host: Annotated[str, Option("--host", help="Address to listen on; 0.0.0.0 lets other machines connect.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, Option("--port", min=0, max=65535, help="0: any that is free.")] = 8000,
@@ -57,7 +57,7 @@ def serve(
     drain: Annotated[float, Option("--drain", help="Seconds to finish requests in when told to stop.")] = 30.0,
     api_key: Annotated[
         list[str] | None,
-        Option("--api-key", envvar="PACELINE_API_KEY", help="Let in who has it; may be given again."),
+        Option("--api-key", envvar="PACELINE_API_KEY", help="A key that requests must send; may be given again."),
     ] = None,
     origin: Annotated[
         list[str] | None, Option("--origin", help="A web page's origin that may call (CORS); may be given again.")

@@ -199,7 +199,7 @@ class RunningBatch:
         return None
 
     def _read(self, reading: Reading) -> None:
-        """A chunk of a prompt. Behind the last one the request joins: the prompt's last token is the first round's
+        """A chunk of a prompt. After the last one the request joins: the prompt's last token is the first round's
         root, whose pass verifies the first draft as well.
         """
         reading.read()

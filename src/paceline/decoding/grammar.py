@@ -82,9 +82,9 @@ def _first_line(error: object) -> str:
 
 
 class GrammarState:
-    """Where one output stands in its grammar, and what may come next, there and behind every drafted path.
+    """Where one output stands in its grammar, and what may come next, there and after every drafted path.
 
-    It is a function of the output's tokens alone, so that any draft is held to what plain decoding is held to. Behind
+    It is a function of the output's tokens alone, so that any draft is held to what plain decoding is held to. After
     a path that the grammar does not allow, which nothing can reach, all is allowed.
 
     Args:
@@ -104,7 +104,7 @@ class GrammarState:
     def mask(
         self, scores: Float[Tensor, "nodes vocab"], ids: list[int], paths: Sequence[list[int]]
     ) -> Float[Tensor, "nodes vocab"]:
-        """The scores with minus infinity for what may not come behind `ids + paths[node]`."""
+        """The scores with minus infinity for what may not come after `ids + paths[node]`."""
         bits = np.full((len(paths), -(-self._vocab // 8)), 255, dtype=np.uint8)
         for node, path in enumerate(paths):
             if self._read(ids, path):
@@ -146,7 +146,7 @@ class GrammarState:
         return bits
 
     def _read(self, ids: list[int], path: Sequence[int]) -> bool:
-        """Bring the parser behind `ids + path`; whether the grammar allows that, and may say what comes next."""
+        """Bring the parser past `ids + path`; whether the grammar allows that, and may say what comes next."""
         wanted, matcher = [*ids[self._settled :], *path], self._matcher
         same = next(
             (at for at, (one, other) in enumerate(zip(wanted, self._tried, strict=False)) if one != other),

@@ -24,7 +24,7 @@ LARGE, HUGE = 1e6, 1e20
 #: A logits processor as transformers has them: of ids `[rows, length]` and scores `[rows, vocab]`.
 Processor = Callable[[Any, Tensor], Any]
 
-#: Refuses tokens: of scores `[nodes, vocab]`, a history and the nodes' paths behind it.
+#: Refuses tokens: of scores `[nodes, vocab]`, a history and the nodes' paths after it.
 Mask = Callable[[Tensor, list[int], Sequence[list[int]]], Tensor]
 
 

@@ -17,7 +17,7 @@ class Round:
     drafted: int  # nodes of the tree, its root aside
     depth: int  # its longest path
     accepted: int  # drafted tokens that became output
-    emitted: int  # accepted ones and the target's own, less those behind a stop
+    emitted: int  # accepted ones and the target's own, less those after a stop
     seconds: dict[str, float]
 
 

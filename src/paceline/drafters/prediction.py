@@ -12,7 +12,7 @@ from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.targets.target import Target
 
 LONGEST = 4  # n-gram by which the output finds its place again
-NEAR = 16  # tokens: one token alone is believed so far behind the place that was lost
+NEAR = 16  # tokens: a match of one token alone counts only so far after the place that was lost
 TRUST = 3  # matched tokens that a prediction counts as before the first: it says how the output begins
 
 
@@ -52,7 +52,7 @@ class Alignment:
         return [] if self.at is None else self.prediction[self.at : self.at + count]
 
     def _find(self) -> tuple[int | None, int]:
-        """The nearest place behind the longest n-gram of the latest tokens, and its length."""
+        """The nearest place after the longest n-gram of the latest tokens, and its length."""
         for n in range(len(self._latest), 0, -1):
             ends = self._ends.get(tuple(self._latest[-n:]), [])
             if n == 1:

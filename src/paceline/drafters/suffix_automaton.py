@@ -24,7 +24,7 @@ class SuffixAutomaton:
 
     @property
     def match_end(self) -> int:
-        """Index behind the first earlier occurrence of the last `matched` tokens."""
+        """Index right after the first earlier occurrence of the last `matched` tokens."""
         return self._end[self._match]
 
     def append(self, token: int) -> None:
@@ -113,5 +113,5 @@ class SuffixLookup(DraftSource):
 
 
 def likely(matched: int) -> float:
-    """How likely the token behind an earlier occurrence of the last `matched` tokens follows again."""
+    """How likely the token after an earlier occurrence of the last `matched` tokens follows again."""
     return 1 - 1 / (matched + 0.2)

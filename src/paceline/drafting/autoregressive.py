@@ -41,7 +41,7 @@ class AutoregressiveDrafter(Drafter):
     longest = sys.maxsize
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
-        """Draft logits behind each tree's last node, with hidden states where there is a `hidden_width` and a row's
+        """Draft logits after each tree's last node, with hidden states where there is a `hidden_width` and a row's
         policy reads them. Rows that stopped drafting are passed too, for shape only.
         """
         raise NotImplementedError
@@ -111,7 +111,7 @@ class AutoregressiveDrafter(Drafter):
         return at if tokens is None else int(tokens[at])
 
     def distribution(self, row: Row, logits: Float[Tensor, " tokens"], drafted: list[int]) -> Float[Tensor, " _"]:
-        """What the row's next token is drawn from behind those that are `drafted`. Where none is drawn, and nothing is
+        """What the row's next token is drawn from after those that are `drafted`. Where none is drawn, and nothing is
         processed, it is over the row's `vocabulary` alone: a policy sees the same.
         """
         if row.plain:

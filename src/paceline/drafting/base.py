@@ -165,7 +165,7 @@ class Drafter:
         """Where the verification pass over the drafted trees begins: `start` and `hidden` of `Target.forward`.
 
         A drafter that has run the target's first layers over the trees, into `cache`, lets the pass go on from there.
-        The trees may have nodes of others behind its own.
+        The trees may have nodes of others after its own.
         """
         return 0, None
 

@@ -59,7 +59,7 @@ class Candidates(NamedTuple):
 
 
 def copied(ids: list[int], at: int, count: int) -> list[int]:
-    """`count` tokens from `ids[at]` on. Behind the end the copy goes on with itself: what repeats, repeats further."""
+    """`count` tokens from `ids[at]` on. After the end the copy goes on with itself: what repeats, repeats further."""
     found, period = ids[at : at + count], len(ids) - at
     while period and len(found) < count:
         found.append(found[-period])
@@ -149,7 +149,7 @@ class MergedLookup(DraftSource):
 
 
 def united(drafts: Sequence[Candidates]) -> Candidates:
-    """One tree of several: each token once behind what comes before it, with the highest of its scores."""
+    """One tree of several: each token once after what comes before it, with the highest of its scores."""
     first, *others = [draft for draft in drafts if draft.tokens] or drafts
     if not others:
         return first

@@ -26,7 +26,7 @@ _LEFT_OUT = (
 
 
 def layers_config(config: PretrainedConfig, layers: int) -> dict[str, Any]:
-    """The target's configuration with another number of layers, and nothing done before or behind them."""
+    """The target's configuration with another number of layers, and nothing done before or after them."""
     kept = {key: value for key, value in config.to_diff_dict().items() if key not in _LEFT_OUT}
     if "layer_types" in kept:
         kept["layer_types"] = kept["layer_types"][:1] * layers  # of the first's kind
@@ -63,7 +63,7 @@ def _of_transformers(config: dict[str, Any]) -> PreTrainedModel:
 
 def fast_layers(lm: PreTrainedModel, target: Target) -> Target:
     """What `make_layers` made, behind the block view of the target's own tier, which takes its weights over."""
-    # Tiers take over whole models; this one is entered behind its embedding.
+    # Tiers take over whole models; this one is entered after its embedding.
     lm.set_input_embeddings(nn.Embedding(1, lm.config.hidden_size, dtype=target.dtype, device=target.device))
     if target.tier == "reference":
         return BlockTarget(lm)

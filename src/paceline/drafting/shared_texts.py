@@ -21,7 +21,7 @@ class SharedTexts:
     def __init__(self, n: int, most: int = MOST) -> None:
         self.n, self.most = n, most
         self.tokens: list[int] = []
-        self._behind: dict[tuple[int, ...], int] = {}  # by n-gram, the place behind its latest occurrence
+        self._behind: dict[tuple[int, ...], int] = {}  # by n-gram, the place after its latest occurrence
 
     def add(self, ids: Sequence[int]) -> None:
         """A request has ended, and this was its text."""
@@ -34,7 +34,7 @@ class SharedTexts:
             self._index(0)
 
     def longest(self, ids: Sequence[int]) -> tuple[int, int]:
-        """How many of the last tokens of `ids` occurred, at most `LONGEST`, and the place behind them; 0 for none."""
+        """How many of the last tokens of `ids` occurred, at most `LONGEST`, and the place after them; 0 for none."""
         at = self._behind.get(tuple(ids[-self.n :]), 0) if len(ids) >= self.n else 0
         if not at:
             return 0, 0

@@ -83,7 +83,7 @@ class TextVocabulary:
     def logits(
         self, features: Float[Tensor, "batch width hidden"], own: Float[Tensor, "batch width vocab"]
     ) -> Float[Tensor, "batch width tokens"]:
-        """The head's own logits with those of each row's other tokens behind them, and then what nobody reads."""
+        """The head's own logits with those of each row's other tokens after them, and then what nobody reads."""
         most = max(map(len, self._found[: len(features)]))
         if not most:
             return own

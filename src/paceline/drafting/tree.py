@@ -46,7 +46,7 @@ class TokenTree:
 
     @classmethod
     def of(cls, root: int, found: Candidates) -> TokenTree:
-        """A source's candidates behind the text's last token."""
+        """A source's candidates after the text's last token."""
         depths = [0]
         for parent in found.parents:
             depths.append(depths[parent] + 1)

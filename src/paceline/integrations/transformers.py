@@ -48,7 +48,7 @@ class CustomGenerate:
 
     Args:
         drafter, policy, verifier: as for `paceline.load`.
-        tokenizer: for `generate(stop_strings=...)`, and for drafters that compare tokenizers.
+        tokenizer: for `generate(stop_strings=...)`, and for drafters that compare it with another.
         streamer: gets prompt and tokens of every call; so does the `streamer` that generate is given.
 
     Attributes:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.clock import MadeUpClock
     from paceline.targets.cost_model import Costs
 
-MOST_TAIL = 1 << 15  # tokens of a distribution behind its largest
+MOST_TAIL = 1 << 15  # tokens of a distribution after its largest
 
 
 class RecordedTarget:

@@ -39,7 +39,7 @@ class PassCost:
 
 
 def pass_cost(target: Target, width: int, context: int, greedy: bool = False) -> PassCost:
-    """Of a chain of `width` tokens behind `context` committed ones, batch 1; of a `Target.forward_greedy`, if asked."""
+    """Of a chain of `width` tokens after `context` committed ones, batch 1; of a `Target.forward_greedy`, if asked."""
     weights = target.greedy_weight_count if greedy else target.weight_count
     shape, heads = target.cache_shape(), target.config.num_attention_heads
     seen = sum(range(context + 1, context + width + 1))  # keys, over all tokens of the pass

@@ -54,7 +54,7 @@ class Passes(NamedTuple):
 
 
 def time_passes(target: Target, widths: Sequence[int], context: int, repeats: int) -> dict[int, Timing]:
-    """T(k) for each width, behind `context` committed tokens, batch 1; all must fit the model's context."""
+    """T(k) for each width, after `context` committed tokens, batch 1; all must fit the model's context."""
     return compare_passes([target], widths, context, repeats)[0].timings
 
 

@@ -28,10 +28,10 @@ TOP = 4  # probabilities kept of a draft distribution, beside its entropy
 
 @dataclass
 class TracedDraft:
-    """What a source drafts behind the output's first `n` tokens, at its largest.
+    """What a source drafts after the output's first `n` tokens, at its largest.
 
     Attributes:
-        tokens, parents, scores: of the nodes behind the root, whose index is 0; a chain of a sampling drafter has no
+        tokens, parents, scores: of the nodes after the root, whose index is 0; a chain of a sampling drafter has no
             scores.
         beliefs: by depth, where the source asks its policy step by step: the largest probabilities of the draft
             distribution, and last its entropy in nats.
@@ -60,7 +60,7 @@ class Source:
         policy: its default.
         levels: seconds of each level of a draft; of a free source of the whole draft.
         observe: seconds to learn from a round.
-        pass_share: seconds of the target's pass behind its drafts, as a share of those of a whole one.
+        pass_share: seconds of the target's pass after its drafts, as a share of those of a whole one.
     """
 
     name: str

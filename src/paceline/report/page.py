@@ -60,7 +60,7 @@ class Section:
 
 
 def swatch(name: str, number: int) -> Markup:
-    """A name behind its series' colour."""
+    """A name after its series' colour."""
     return Markup('<i class="swatch {}"></i>{}').format(colour(number), name)
 
 

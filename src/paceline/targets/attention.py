@@ -40,7 +40,7 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     OFFSET,  # of the pass in the draft region
     POSITIONS,  # [tokens]
     COUNTS,  # [tokens]: keys of a token's list
-    PATHS,  # [tokens, 1 + region]: 0, then the slots behind the row's start in its list; [1], a 0, for chains
+    PATHS,  # [tokens, 1 + region]: 0, then the slots after the row's start in its list; [1], a 0, for chains
     PATH_STRIDE,  # 0 for chains
     WINDOW,  # keys a token sees at most, the last of its list; 0: all
     COS,

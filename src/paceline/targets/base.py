@@ -101,7 +101,7 @@ class Target(ABC):
     `takes_back` says that tokens leave the cache when its lengths are set back, not by `commit` alone.
     `packs` says that it leaves out the padding of a batch, which then takes no time.
     `ends_early` says that a prompt's pass takes less where nobody wants the last hidden states.
-    `border` is the length of a text that drafts had better not go beyond, since a pass over both sides is dear; behind
+    `border` is the length of a text that drafts had better not go beyond, since a pass over both sides is dear; after
     it they are free.
     `layout` says what each layer keeps, where layers differ; it is empty where one tensor holds all keys and values.
     `weight_count` is the number of weights that every pass multiplies by, `weight_bytes` what a pass over

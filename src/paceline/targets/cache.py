@@ -24,7 +24,7 @@ class CacheShape(NamedTuple):
 class KVCache:
     """Keys and values of `batch` requests.
 
-    Row `b` holds its committed tokens in slots `0 .. lengths[b]-1` (slot = position); the slots behind them are the
+    Row `b` holds its committed tokens in slots `0 .. lengths[b]-1` (slot = position); the slots after them are the
     draft region that a verification pass writes and `commit` keeps a path of. `lengths` is a NumPy array, so that the
     views of `rows` share it as it shares the storage.
 
@@ -66,7 +66,7 @@ class KVCache:
         return [self.store]
 
     def reserve(self, nodes: int) -> None:
-        """Make room behind each row's committed tokens for so many more, which may be taken back."""
+        """Make room after each row's committed tokens for so many more, which may be taken back."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -76,7 +76,7 @@ class KVCache:
     @property
     def addresses(self) -> Int[np.ndarray, "layers 5"]:
         """By layer: where keys and values begin, how many numbers lie between rows and between heads, and where the
-        first slots of rows stand (int64; 0: all begin with slot 0). For kernels, behind `place`.
+        first slots of rows stand (int64; 0: all begin with slot 0). For kernels, after `place`.
         """
         if self._addresses is None:
             self._addresses = addresses_of(self.store)

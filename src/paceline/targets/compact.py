@@ -41,7 +41,7 @@ def compact(blocks: Float[Tensor, "panels inputs panel"], inputs: int, chunk: in
     """The smallest form that holds these weights exactly.
 
     Args:
-        inputs: of them; what is behind is padding.
+        inputs: of them; what comes after them is padding.
         chunk: inputs that are summed in one chain, whole blocks of a form.
     """
     for form, encode in _FORMS:

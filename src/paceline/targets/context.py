@@ -22,7 +22,7 @@ def longest(config: PretrainedConfig) -> int:
 
 
 def context_of(config: PretrainedConfig) -> int:
-    """Tokens that a text may have: up to there a token's pass depends on nothing behind the token.
+    """Tokens that a text may have: up to there a token's pass depends on nothing after the token.
 
     Args:
         config: of the text model.

@@ -30,7 +30,7 @@ def model_key(target: Target) -> str:
 
 @torch.inference_mode()
 def probe(target: Target, start: int) -> Float[Tensor, "tokens hidden"]:
-    """Hidden states of fixed tokens after the first `start` layers and the last one run right behind these, with
+    """Hidden states of fixed tokens after the first `start` layers and the last one run right after these, with
     the precision that the products were computed in.
 
     Training has no other layers at hand, so a model cut down to these gives the same.
@@ -43,7 +43,7 @@ def probe(target: Target, start: int) -> Float[Tensor, "tokens hidden"]:
 
 @torch.inference_mode()
 def probe_features(target: Target) -> Float[Tensor, "tokens hidden"]:
-    """What the final norm makes of fixed tokens behind all layers, with the precision of the products."""
+    """What the final norm makes of fixed tokens after all layers, with the precision of the products."""
     cache, span = target.new_cache(1, TOKENS), _fixed_tokens(target)
     features = target.features(target.layers(target.embed(span), span, cache, 0, target.num_layers))
     return features[0].to(_precision(target)).cpu()

@@ -176,7 +176,7 @@ class LlamaDecoder(nn.Module):
         past_key_values: Any = None,
         use_cache: bool = False,
     ) -> SimpleNamespace:
-        """`last_hidden_state`, behind the norm.
+        """`last_hidden_state`, after the norm.
 
         Args:
             position_ids: 0, 1, ... by default. Without a mask and a cache a text ends where they do not go on by one.
@@ -254,6 +254,6 @@ def _causal(seen: Tensor) -> Tensor | None:
 
 
 def _apart(positions: Int[Tensor, "batch tokens"]) -> Tensor | None:
-    """The mask of texts that stand one behind another in a row."""
+    """The mask of texts that stand one after another in a row."""
     text = (torch.diff(positions, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
     return _causal(text[:, :, None] == text[:, None])

@@ -2,7 +2,7 @@
 
 In transformers, rotary embeddings of the kind "longrope" take short or long factors by the last position of a pass. For
 these models `generate` drops the cache once, where a text becomes longer than the short factors are for. So the logits
-behind each token are those of one pass over the text up to there; they are here, too.
+after each token are those of one pass over the text up to there; they are here, too.
 """
 
 from __future__ import annotations

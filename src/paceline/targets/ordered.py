@@ -29,7 +29,7 @@ class OrderedTarget(WholeTarget):
     """A causal LM that works out positions or masks from the length of its cache, through its whole forward.
 
     A chain of one row over a cache whose slots are its positions is what such a model expects, so it gets no more than
-    `generate` gives it. Rejected tokens lie behind the cache's length and are overwritten. Layers with windows keep
+    `generate` gives it. Rejected tokens lie past the cache's length and are overwritten. Layers with windows keep
     all tokens: the model's own mask hides what is out of reach.
     """
 

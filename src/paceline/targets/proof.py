@@ -197,8 +197,8 @@ def differences(target: Target, seen: Witness) -> Float[Tensor, " nodes"]:
     """Relative differences between what the model made of the texts and what the target makes of them, by node.
 
     The first two texts are branches of one tree, with many siblings between them; the third is another row of the
-    batch, further on in its text. Then both rows go on behind what was accepted. A target of chains reads the first
-    text with a wrong token behind it instead.
+    batch, further on in its text. Then both rows go on after what was accepted. A target of chains reads the first
+    text with a wrong token after it instead.
 
     Raises:
         UnsupportedModel: a pass fails.

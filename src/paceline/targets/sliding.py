@@ -14,7 +14,7 @@ from paceline.targets.cache import CacheShape, KVCache, addresses_of, keep_path,
 if TYPE_CHECKING:
     from paceline.targets.span import Span
 
-ROOM = 512 + 64  # slots behind a window: for a piece of a prompt, and so that rows move seldom
+ROOM = 512 + 64  # slots after a window: for a piece of a prompt, and so that rows move seldom
 REGION = 32  # tokens that may be taken back
 
 
@@ -159,7 +159,7 @@ class SlidingCache(KVCache):
             self._slide(row, int(span.starts[row]), new)
 
     def _slide(self, row: int, start: int, new: int) -> None:
-        """Move a row to the front, but for what no token behind `start` sees."""
+        """Move a row to the front, but for what no token from `start` on sees."""
         recent, base = self._recent, int(self.bases[row])
         first = max(base, start - self._tail - recent.region)
         if (needed := start + new - first) > recent.store.shape[4]:

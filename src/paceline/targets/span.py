@@ -22,7 +22,7 @@ class Span:
 
     A node sees every committed slot of its row and, of the draft region, the slots that `ancestors` says
     (itself included); without `ancestors` the region is a chain and a node sees all slots up to its own.
-    Padding nodes, those behind the first `counts` of a row, are ordinary nodes whose results nobody reads: their slots
+    Padding nodes, those after the first `counts` of a row, are ordinary nodes whose results nobody reads: their slots
     are overwritten before they are seen. A target may leave them out.
     """
 

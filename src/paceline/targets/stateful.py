@@ -79,7 +79,7 @@ class StatefulTarget(WholeTarget):
 def _behind(
     x: Float[Tensor, "batch again+width last"], again: list[int], width: int
 ) -> Float[Tensor, "batch width last"]:
-    """Of each row what comes behind the tokens that were read again."""
+    """Of each row what comes after the tokens that were read again."""
     if min(again) == max(again):
         return x[:, again[0] : again[0] + width]
     nodes = torch.tensor(again, device=x.device)[:, None] + torch.arange(width, device=x.device)

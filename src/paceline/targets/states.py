@@ -101,7 +101,7 @@ class RowStates:
             raise ValueError("a commit follows a pass")
         ids, again, states = self.last
         for row, path in enumerate(paths):
-            if len(path) == len(ids[row]) and again[row] == max(again):  # else there is padding behind
+            if len(path) == len(ids[row]) and again[row] == max(again):  # else there is padding after it
                 self.take(first + row, {index: state.rows(row, row + 1) for index, state in states.items()})
             else:
                 self.pending[first + row] += [ids[row][node] for node in path]

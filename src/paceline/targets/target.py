@@ -66,7 +66,7 @@ class BlockTarget(Target):
         skip: Collection[tuple[int, str]] = (),
         beside: Tensor | None = None,
     ) -> Tensor:
-        positions = span.positions.clamp(max=self.context - 1)  # padding nodes may lie behind the context's end
+        positions = span.positions.clamp(max=self.context - 1)  # padding nodes may lie after the context's end
         masks = cache.masks(span, hidden.dtype) if isinstance(cache, LayeredCache) else {}
         arguments = {
             "attention_mask": None if masks else span.mask(hidden.dtype, explicit=self.eager),

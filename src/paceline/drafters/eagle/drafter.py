@@ -58,7 +58,7 @@ class Eagle(AutoregressiveDrafter):
             "auto": the one trained last on this machine for this model, or else one that is installed, EAGLE-3's first.
         k: layers that the head must have, found or given; None: any number.
         tree: 1: a chain. Above: the likeliest `tree` nodes of each level are drafted from, and the likeliest `tree`
-            tokens behind each are candidates; chosen, not drawn, even where the output is sampled.
+            tokens after each are candidates; chosen, not drawn, even where the output is sampled.
         budget: most nodes of a tree, the likeliest candidates of all levels; "auto": as many as pay on this machine.
         extra: most tokens of a request's own text that a head with a trimmed vocabulary can draft besides, for models
             whose output matrix is their embeddings, and heads that use it; 0: none.
@@ -147,7 +147,7 @@ class Eagle(AutoregressiveDrafter):
         if depth == 0:
             made = self.forward.roots(rows)
         else:
-            # A row that stopped has its last token run again further behind, where nothing sees it.
+            # A row that stopped has its last token run again further on, where nothing sees it.
             ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
             span = Span(ids, self.forward.starts(len(rows)), offset=depth)
             made = self.forward.nodes(self._states, span)
@@ -208,12 +208,12 @@ class Eagle(AutoregressiveDrafter):
         return tree.descend(budget.min_score(self.sharing, self._seconds) if budget else 0.0)
 
     def _best_q(self, row: Row, tree: DynamicTree, made: Guessed) -> Float[Tensor, " tokens"]:
-        """The distribution behind the likeliest of the newest nodes."""
+        """The distribution after the likeliest of the newest nodes."""
         path = [tree.expanded.tokens[node] for node in tree.expanded.path(tree.newest[0])[1:]]
         return self.distribution(row, self.own(row, self._logits(made)[row.slot, 0]), path)
 
     def _likeliest(self, row: Row, made: Guessed) -> tuple[list[list[int]], list[list[float]]]:
-        """`tree` tokens behind each of the newest nodes, and their log-probabilities."""
+        """`tree` tokens after each of the newest nodes, and their log-probabilities."""
         if made.ranked and not self._text and self.tree <= TOLD:
             found = made.ranked.likeliest[row.slot].tolist()
             return [[self._named(at) for at in some] for some in found], made.ranked.logps[row.slot].tolist()

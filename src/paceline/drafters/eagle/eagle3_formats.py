@@ -1,6 +1,6 @@
 """EAGLE-3 heads in two public layouts: the speculators format, which vLLM reads, and that of SafeAILab/EAGLE.
 
-Both have the tensors `fc`, a first layer whose attention reads the token's embedding and then the state, each behind a
+Both have the tensors `fc`, a first layer whose attention reads the token's embedding and then the state, each after a
 norm of its own, `norm` and `lm_head`; and for a trimmed vocabulary `d2t`, what is added to an output's number to get
 its token, and `t2d`, which tokens have one. Where nothing else is said, the target's hidden states are those that enter
 layers 2, L / 2 and L - 3; configurations number them as `Eagle3Config.taps` does.

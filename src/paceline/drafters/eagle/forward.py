@@ -42,7 +42,7 @@ class EagleForward:
     """What `EagleHead.forward` or `Eagle3Head.forward` computes, on the target's own tier.
 
     Each slot of a row of the cache holds what the head reads at one position: the target's hidden states there and the
-    next token. Behind the root stands what comes of states that the head guesses, until the next round. The first slot
+    next token. After the root stands what comes of states that the head guesses, until the next round. The first slot
     need not be the first position: positions count from what the head has read first.
 
     `row.state.waiting` are hidden states of the target that the head has not read (`Waiting`).
@@ -177,7 +177,7 @@ class EagleForward:
     def _read(
         self, taps: Sequence[Float[Tensor, "batch width hidden"]], span: Span, cache: KVCache, last: int = 0
     ) -> Made:
-        """Behind tokens whose hidden states are known; see `_run`. The target's feature stands for a guessed state, or
+        """After tokens whose hidden states are known; see `_run`. The target's feature stands for a guessed state, or
         several of its states, fused.
         """
         if self._steps:

@@ -51,7 +51,7 @@ class EagleHead(SteppingHead):
 
     Attributes:
         fc: from twice the hidden size to the hidden size.
-        lm: the layers, as a Hugging Face model without anything before or behind them.
+        lm: the layers, as a Hugging Face model without anything before or after them.
         embedding: of all tokens; None until the target is known.
         matrix: the target's output matrix, of the tokens that can be drafted; None until the target is known.
     """

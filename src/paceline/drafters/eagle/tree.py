@@ -40,7 +40,7 @@ class DynamicTree:
         self._best: list[EagleCandidate] = []
 
     def propose(self, tokens: Sequence[Sequence[int]], logps: Sequence[Sequence[float]]) -> None:
-        """The likeliest tokens behind each of the newest nodes, and their log-probabilities."""
+        """The likeliest tokens after each of the newest nodes, and their log-probabilities."""
         self._level = _sorted(
             EagleCandidate(self._logp[node] + min(logp, 0.0), node, token)  # no likelier than its parent by rounding
             for node, *rows in zip(self.newest, tokens, logps, strict=True)
@@ -49,7 +49,7 @@ class DynamicTree:
         self._best = _sorted([*self._best, *self._level])[: self.nodes]
 
     def descend(self, min_score: float = 0.0) -> bool:
-        """Expand the best that were proposed. False, and nothing happens, where nothing behind them could be among the
+        """Expand the best that were proposed. False, and nothing happens, where nothing after them could be among the
         best, or be as probable as `min_score`.
         """
         best = self._level[0].logp

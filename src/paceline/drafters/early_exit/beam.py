@@ -33,7 +33,7 @@ class Beam:
         self._spare: list[BeamCandidate] = []
 
     def propose(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> None:
-        """The likeliest tokens behind each of the newest nodes, and their log-probabilities."""
+        """The likeliest tokens after each of the newest nodes, and their log-probabilities."""
         self._level = sorted(
             (
                 BeamCandidate(self._scores[node] + score, node, token)

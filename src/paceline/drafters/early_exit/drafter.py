@@ -29,7 +29,7 @@ class EarlyExit(AutoregressiveDrafter):
     Args:
         head: folder of the exit head, or (from Python) an `ExitHead`, which is taken over; "auto": the one trained on
             this machine for this model, or else the one that is installed.
-        tree: 1: a chain. Above: a tree of the `tree` likeliest tokens behind each of the `tree` likeliest nodes of a
+        tree: 1: a chain. Above: a tree of the `tree` likeliest tokens after each of the `tree` likeliest nodes of a
             level; chosen, not drawn, even where the output is sampled.
         nodes: most nodes of a tree.
     """
@@ -49,7 +49,7 @@ class EarlyExit(AutoregressiveDrafter):
         self.hidden_width = target.config.hidden_size
         self.exit = Exit(made, target)
         self.cache: KVCache
-        self._entered: list[Tensor] = []  # hidden states behind the first N layers, of this round's nodes in order
+        self._entered: list[Tensor] = []  # hidden states after the first N layers, of this round's nodes in order
 
     def max_nodes(self, depth: int) -> int:
         return depth if self.tree == 1 else self.nodes
@@ -75,7 +75,7 @@ class EarlyExit(AutoregressiveDrafter):
         return trees
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
-        # A row that stopped has its last token run again further behind, where nothing sees it.
+        # A row that stopped has its last token run again further on, where nothing sees it.
         ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
         hidden = self._exit(rows, Span(ids, self.cache.lengths[: len(rows)].copy(), offset=depth))
         return Step(self.exit.logits(hidden)[:, 0], hidden[:, 0])

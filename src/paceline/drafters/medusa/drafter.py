@@ -44,7 +44,7 @@ class MedusaState:
 
 
 class Medusa(AutoregressiveDrafter):
-    """The target chose the root from a hidden state; head i guesses from the same one the token i places behind the
+    """The target chose the root from a hidden state; head i guesses from the same one the token i places after the
     root. One small pass gives all guesses of a round, and none depends on another.
 
     Args:

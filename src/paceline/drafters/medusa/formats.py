@@ -36,7 +36,7 @@ log = logging.getLogger("paceline")
 
 @dataclass(frozen=True)
 class Names:
-    """How a layout calls block l of head h, and the vocabulary layer of head h behind K blocks."""
+    """How a layout calls block l of head h, and the vocabulary layer of head h after K blocks."""
 
     block: str
     output: str

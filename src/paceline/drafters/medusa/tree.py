@@ -22,7 +22,7 @@ class Node(NamedTuple):
 
 
 def likeliest(choices: Sequence[Sequence[Choice]], nodes: int, min_score: float = 0.0) -> list[Node]:
-    """The `nodes` likeliest paths, each behind its parent: node i here is node i + 1 of a tree, whose root is 0. The
+    """The `nodes` likeliest paths, each after its parent: node i here is node i + 1 of a tree, whose root is 0. The
     likeliest come first, so that a smaller tree is the beginning of a larger one.
 
     Args:

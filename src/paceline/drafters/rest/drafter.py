@@ -11,7 +11,7 @@ from paceline.targets.target import Target
 
 
 class Rest(LookupDrafter):
-    """What a datastore has behind the longest suffix of the context that it holds.
+    """What a datastore has after the longest suffix of the context that it holds.
 
     Args:
         datastore: folder that `paceline rest build` made, or a loaded `Datastore` (from Python); "auto": the user's own

@@ -26,7 +26,7 @@ class Trie(NamedTuple):
 
 
 class RestLookup(DraftSource):
-    """What a datastore has behind the longest suffix of the text that it holds. See `drafters.rest.drafter.Rest`."""
+    """What a datastore has after the longest suffix of the text that it holds. See `drafters.rest.drafter.Rest`."""
 
     source = "rest"
 

@@ -40,7 +40,7 @@ def follow_all(
     scores: Float[np.ndarray, "texts depth"],
     sizes: Integer[np.ndarray, " texts"],
 ) -> None:
-    """Behind each context the likeliest token, again and again: the best-first search's draft of a single path.
+    """After each context the likeliest token, again and again: the best-first search's draft of a single path.
 
     Args:
         counts: as `overlay.places` gives them; the overlays must be alive.

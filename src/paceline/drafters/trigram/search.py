@@ -19,7 +19,7 @@ from paceline.drafters.trigram.structures import BY_LEVEL, BY_VALUE, BY_VISITS, 
 
 @compiled
 def grow(ngrams: Ngrams, tail: Integer[np.ndarray, " n-1"], plan: Plan, arena: SearchArena, random: np.ndarray) -> int:
-    """Search behind the request's last tokens `tail`; returns the number of nodes of the draft in `arena.drawn`.
+    """Search for what follows a request's last tokens `tail`; returns how many nodes the draft in `arena.drawn` has.
 
     Args:
         random: state of the random numbers, uint64 `[1]`.
@@ -179,7 +179,7 @@ def _load_context(arena: SearchArena, node: int, tail: np.ndarray) -> None:
     while node > 0 and at >= 0:
         arena.context[at] = arena.nodes[node].token
         node, at = int(arena.nodes[node].parent), at - 1
-    for back in range(at + 1):  # what is left is behind the root
+    for back in range(at + 1):  # the rest comes from the text, which ends with the root
         arena.context[at - back] = tail[tail.size - 1 - back]
 
 

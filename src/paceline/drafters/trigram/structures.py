@@ -129,7 +129,7 @@ NODE = np.dtype(
         ("visits", np.int32),  # N(s, a)
         ("value", np.float32),  # sum of rewards W(s, a); Q = W / N
         ("place", np.int32),  # in the draft
-        ("extended", np.int32),  # whether the draft goes on behind it
+        ("extended", np.int32),  # whether the draft goes on after it
     ],
     align=True,
 )

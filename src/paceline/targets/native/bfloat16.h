@@ -16,7 +16,7 @@ inline bool in_pairs([[maybe_unused]] const Matrix& w) {
 
 int dot_panels(int tokens);  // of a job
 
-// acc[token][panels * 16] = sums over `pairs` pairs of inputs, `panels` panels from `weights` on, which lie one behind
+// acc[token][panels * 16] = sums over `pairs` pairs of inputs, `panels` panels from `weights` on, which lie one after
 // the other, at most 96 tokens; `next` are the weights to prefetch.
 void dot_products(const uint8_t* weights, int panels, const float* x, int ldx, int tokens, int pairs, float* acc,
                   const uint8_t* next);

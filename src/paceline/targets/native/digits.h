@@ -23,7 +23,7 @@ struct Digits {
     // bits choose one of 16 or 32 floats, whatever bits stand above them; more bits, put into the fraction of `raised`,
     // make raised + digit: at the fraction's end or, of eight, in the word's second byte. Where all of a digit is in
     // one word it is moved there by where the word is loaded from, instead of by a shift, which would take the
-    // multiply-adds' place as well. Such a word begins up to a byte before the panel's and ends up to three behind it.
+    // multiply-adds' place as well. Such a word begins up to a byte before the panel's and ends up to three after it.
     static constexpr int raised = WIDE < 16 || BITS <= 5 ? 0 : BITS == 8 ? 1 << 15 : 1 << BITS;
 
     // Of input turn + i, for the panel's vector v of outputs.

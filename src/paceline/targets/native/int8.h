@@ -21,7 +21,7 @@ void round_row_to_bytes(float* x, int count);
 int byte_panels(int tokens);  // of a job
 
 // acc[token][panels * 16] = sums over `inputs` inputs that are `Rounded`, `panels` panels from `weights` on, which lie
-// one behind the other, at most 96 tokens; `next` are the weights to prefetch.
+// one after the other, at most 96 tokens; `next` are the weights to prefetch.
 void byte_products(int32_t kind, const uint8_t* weights, int panels, const float* x, int ldx, int tokens, int inputs,
                    float* acc, const uint8_t* next);
 

@@ -1,4 +1,4 @@
-"""Packed weights as a file: the objects of `paceline.targets` as JSON, the bytes of their tensors behind it.
+"""Packed weights as a file: the objects of `paceline.targets` as JSON, the bytes of their tensors after it.
 
 A page of zeros at most parts the two: magic, length and SHA-256 of the JSON, the JSON, then all tensors, each on a
 cache line's boundary, in the order of their places. The objects are walked as they are (dataclasses, named tuples,
@@ -70,7 +70,7 @@ def read_about(file: BinaryIO) -> dict[str, Any]:
 
 
 def read(file: BinaryIO, header: Mapping[str, Any]) -> Any:
-    """The objects behind the header, their tensors in memory of huge pages.
+    """The objects after the header, their tensors in memory of huge pages.
 
     Raises:
         IntegrityError: bytes are missing, or others than were written.

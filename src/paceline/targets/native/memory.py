@@ -26,7 +26,7 @@ class Arena:
 
     def take(self, size: int) -> UInt8[Tensor, " size"]:
         """Zeros, on a cache line's boundary; free when neither this piece nor its neighbours are used any more. Another
-        line follows, since the kernels read up to three bytes behind a matrix (digits.h).
+        line follows, since the kernels read up to three bytes past a matrix (digits.h).
         """
         rounded = -(-size // LINE) * LINE
         if rounded + LINE > len(self._left):

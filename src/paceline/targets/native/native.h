@@ -104,7 +104,7 @@ struct Stored {  // a layer's keys and values, [rows, kv_heads, slots, head_dim]
 struct Span {  // the new tokens of a pass: up to `width` of each of `batch` rows, row after row
     int32_t batch, width;
     int32_t offset;             // slots of the rows' draft regions that are filled already
-    int32_t context;            // positions end here: padding may lie behind
+    int32_t context;            // positions end here: padding may lie after it
     const int64_t* starts;      // of each row: the first slot of its draft region
     const int64_t* depths;      // [batch x width]: of each below that slot; null: a chain
     const uint8_t* ancestors;   // [batch x width, offset + width]: which slots of the region each sees; null: a chain
@@ -127,13 +127,13 @@ struct Entry {  // what makes that which enters the first layer
 struct Call {  // a pass as Python asks for it
     Span span;
     int32_t threads;
-    int32_t first, last;         // of the layers, and the one behind them
+    int32_t first, last;         // of the layers, and the one after them
     int32_t logits_from;         // the first token that has logits
     int32_t unread;              // nothing reads what leaves the last layer, which then stores keys and values only
     const float *cosine[ROPES], *sine[ROPES];  // tables [positions, rotary / 2]
     const Stored* cache;         // of each layer
     Entry entry;
-    const float* beside;         // [tokens, hidden], behind what the first layer's attention reads, normed; or null
+    const float* beside;         // [tokens, hidden], after what the first layer's attention reads, normed; or null
     float* const* taps;          // of each layer of the range: where what leaves it is copied to, or null; or null
     const uint8_t* skip;         // two flags a layer of the range: leave out its attention, its MLP; or null
     float* hidden;               // [tokens, hidden], in place

@@ -201,7 +201,7 @@ void paceline_ngrams_learn(const Counts* counts, const int64_t* ids, int64_t siz
 }
 
 // Of each of the places from .. size-1 what may follow, as a text's drafts see it there: tokens, probabilities and
-// what its own counts give to them [size - from, MOST_SUCCESSORS]; tokens are -1 behind the last. The counts, which know
+// what its own counts give to them [size - from, MOST_SUCCESSORS]; tokens are -1 after the last. The counts, which know
 // ids[0 .. from-1] and have room, learn the rest.
 void paceline_ngrams_follow_up(const Ngrams* ngrams, const int64_t* ids, int64_t size, int64_t from, int shortest,
                                int32_t* tokens, float* probs, float* own) {

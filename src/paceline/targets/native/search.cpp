@@ -205,7 +205,7 @@ struct Search {
     }
 };
 
-// The likeliest of what was `found` behind a context, then of what follows that, and so on; returns how many there are.
+// The likeliest of what was `found` after a context, then of what follows that, and so on; returns how many there are.
 int64_t follow(const Ngrams& ngrams, int64_t* context, Successors& found, int64_t depth, int64_t* tokens,
                double* scores) {
     const int width = ngrams.rule.order - 1;
@@ -240,8 +240,8 @@ void paceline_guide_rows(const float* rows, int64_t count, int size, int stride,
 
 size_t paceline_guide_floats(int hidden, int rank, int inner) { return guide_floats(hidden, rank, inner); }
 
-// A draft behind the last n - 1 tokens, into the arena; returns how many nodes it has. With a guide, and the hidden state
-// that the last of them was told by, it says which of the first tokens to expect.
+// A draft after the last n - 1 tokens, into the arena; returns how many nodes it has. With a guide, and the hidden
+// state that the last of them was told by, it says which of the first tokens to expect.
 int paceline_ngrams_grow(const Ngrams* ngrams, const Plan* plan, const Arena* arena, const int64_t* tail,
                          uint64_t* random, const Guide* guide, const float* hidden) {
     Search search(*ngrams, *plan, *arena, tail, guide, hidden);
@@ -249,7 +249,7 @@ int paceline_ngrams_grow(const Ngrams* ngrams, const Plan* plan, const Arena* ar
     return search.draw();
 }
 
-// Behind each text's context [n - 1], overwritten, the likeliest token again and again, `depth` at most: tokens and
+// After each text's context [n - 1], overwritten, the likeliest token again and again, `depth` at most: tokens and
 // scores [texts, depth]. `own`: each text's counts, in place of those of `ngrams`. With a guide, `hidden` has for each
 // text the state that its last token was told by, or null.
 void paceline_ngrams_follow(const Ngrams* ngrams, const Counts* own, int64_t* contexts, int64_t texts, int64_t depth,

@@ -1,4 +1,4 @@
-"""Prompts that a chat model makes up itself (Magpie, Xu et al., 2024): behind all that its chat template writes before
+"""Prompts that a chat model makes up itself (Magpie, Xu et al., 2024): after all that its chat template writes before
 a user's message, it writes one, of the kind that it was tuned on.
 """
 
@@ -25,8 +25,8 @@ class Place(NamedTuple):
 
     Attributes:
         before: token ids of all that comes first.
-        end: the token behind it; None: it is none that stands for itself whatever comes before.
-        after: the text behind it.
+        end: the token after it; None: it is none that stands for itself whatever comes before.
+        after: the text after it.
     """
 
     before: list[int]

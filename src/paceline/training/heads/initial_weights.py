@@ -114,7 +114,7 @@ def fit_output(
 ) -> None:
     """Fold into the head's output matrix the linear map that best takes its states to what follows.
 
-    The layers behind the target's N-th do not exist for the head, so that their output matrix W reads another language
+    The layers after the target's N-th do not exist for the head, so that their output matrix W reads another language
     than its states x speak: what starts as a copy agrees with the target hardly ever. Ridge regression gives the map R
     from x to W's row for the target's likeliest token (the next one where that is unknown); W R is the matrix to begin
     with, by the factor that makes its cross-entropy least; or W itself, should that be better.

@@ -74,7 +74,7 @@ class MedusaTask(FeatureTask):
         self, features: Float[Tensor, "batch tokens hidden"], rows: Bool[Tensor, "batch tokens"]
     ) -> TargetFeatures:
         """Head i at t and head i + 1 at t - 1 draft the same token: what the target says of it is computed once. What
-        would lie behind a text's end weighs nothing.
+        would lie after a text's end weighs nothing.
         """
         begun = rows.flatten().nonzero()[:, 0]
         ahead_of = begun[:, None] + 1 + torch.arange(self.heads, device=begun.device)

@@ -37,7 +37,7 @@ def draft_counts(right: Bool[Tensor, "*rows n"], asked: Bool[Tensor, "*rows n"])
 
     Args:
         right: whether the draft's token is that of the text.
-        asked: whether the target wrote the token; False behind the text's end.
+        asked: whether the target wrote the token; False after the text's end.
     """
     there = asked.flatten(0, -2).cumprod(1)
     good = right.flatten(0, -2).cumprod(1) * there

@@ -48,7 +48,7 @@ class GreedyReplay:
         for row, ids in enumerate(prompts):
             target.prefill(ids[:-1], self.cache.rows(row, row + 1))
         starts = self.cache.lengths.copy()
-        # The continuation fills the first `tokens` slots of the draft region; replays write behind it.
+        # The continuation fills the first `tokens` slots of the draft region; replays write after it.
         text = torch.tensor([ids[-1:] for ids in prompts], device=target.device)
         for step in range(tokens):
             out = target.forward(Span(text[:, step:], starts, offset=step), self.cache)
