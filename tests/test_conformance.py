@@ -20,8 +20,8 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.rest.datastore import build as build_datastore
 from paceline.drafting.pause import Pause
-from paceline.profiling import rounds
 from paceline.errors import OptionError
+from paceline.profiling import rounds
 from paceline.registry import Spec
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs

@@ -16,6 +16,7 @@ from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.beta_ts import BetaTS
 from paceline.policies.fixed import Fixed
 from paceline.policies.long_run import LongRun
+from paceline.policies.online import dot, sigmoid
 from paceline.policies.pace import Pace
 
 DRAFT, VERIFY = 0.1, 0.05  # what a token costs, in plain rounds
@@ -200,3 +201,34 @@ def test_ahead_of_fixed_lengths_and_of_beta_ts(regime: str, ahead: float) -> Non
     found = reached(Pace(), base)
     best = max(reached(Fixed(k=k), base) for k in range(7))
     assert found > ahead * max(best, reached(BetaTS(cost="auto"), base))
+
+
+# -- tokens that are drafted and not verified ----------------------------------------------------------------------
+def test_what_is_refused_counts() -> None:
+    """Two tokens in three are bad, which shows once they are drafted: only the good ones are verified, and accepted."""
+    policy, rng, refused = placed(Pace(), draft=0.05, verify=0.6), random.Random(0), 0
+    assert isinstance(policy, Pace)
+    for _ in range(400):
+        top = 0.97 if rng.random() < 1 / 3 else 0.1
+        if policy.more(0):
+            kept = policy.keep(q(top), 0)
+            refused += not kept
+            policy.observe(int(kept), int(kept and rng.random() < top))
+        else:
+            policy.observe(0, 0)
+    assert refused > 100
+    policy.more(0)
+    assert sigmoid(dot(policy.ahead.mean, policy._ahead(0))) == pytest.approx((0.97 + 0.2) / 3, abs=0.12)
+
+
+def test_a_token_may_be_worth_drafting_that_is_mostly_not_worth_verifying() -> None:
+    """One in five is right for certain, the others are wrong for certain; verifying is dear and drafting is not."""
+    policy, rng, rounds, asked = placed(Pace(), draft=0.02, verify=0.5), random.Random(1), 300, 0
+    for _ in range(rounds):
+        good = rng.random() < 0.2
+        count = 0
+        if policy.more(0):
+            asked += 1
+            count = int(policy.keep(q(0.999 if good else 0.13), 0))
+        policy.observe(count, int(count and good))
+    assert asked > 0.7 * rounds  # by their mean none would be: 0.2 < 0.52

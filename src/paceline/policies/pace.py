@@ -20,21 +20,21 @@ SEEN = (0.2, 0.0, 0.0, 0.0, 0.7, -0.2)  # those of the token itself, and the ent
 VARIANCE, DOUBT = 0.2, 1e-4  # of a weight at the start, and what is added each round: texts change
 OTHER = 0.005  # what another request's text adds to that variance
 SMOOTHING = (0.5, 0.9)  # of recent acceptance
-SURPRISE, WEIGHT = 1.0, 10.0  # squared, in log odds: what a distribution shows that was not foreseen; as if of so many
-FADING = 0.99  # tokens, of which each counts so much less than the next
+SURPRISE, WEIGHT = 1.0, 10.0  # squared log odds by which a distribution differs from what was expected; as of so many
+FADING = 0.99  # tokens, each of which counts so much less than the next
 SURE = 1e-4  # no token is likelier, or less likely, than this allows
 
 
 class Pace(StoppingPolicy):
     """Optimal stopping of a renewal process (see `LongRun`), for drafters that pay for each token.
 
-    Before a token is drafted the question is whether that is worth a look at its distribution; after it, when that is
-    known, whether it is worth verifying. Two logistic regressions that learn from the request's outcomes say how likely
-    the token is accepted: one of what is known beforehand (depth, recent acceptance, how sure the token before was), one
-    of the draft distribution's top probability and entropy as well. What the second one says, and the first one did not
-    foresee, is what a look is worth. Each round the first is as hopeful, or as doubtful, as a draw from what is believed of it (Thompson sampling), so
-    that drafting that was given up is tried again. A request begins with what the one that began before it has learned
-    with the same drafter.
+    Before a token is drafted the question is whether that is worth its time; after it, when its distribution is known,
+    whether the token is worth verifying. Two logistic regressions that learn from the request's outcomes say how likely
+    it is accepted: one of what is known beforehand (depth, recent acceptance, how sure the token before was), one of the
+    draft distribution's top probability and entropy as well. How far the two are apart, as a rule, tells what it is
+    worth to draft a token and then decide. Each round the first is as hopeful, or as doubtful, as a draw from what is
+    believed of it (Thompson sampling), so that drafting that was given up is tried again. A request begins with what the
+    one that began before it has learned with the same drafter.
 
     Args:
         k_max: most tokens a round.
@@ -71,14 +71,14 @@ class Pace(StoppingPolicy):
             return False
         features = self._ahead(depth)
         drafting, verifying = self.long_run.one_more(depth, self.limit)
-        if self._look(depth, self._chance(features), verifying) <= self._rate * drafting:
+        if self._promise(depth, self._chance(features), verifying) <= self._rate * drafting:
             return False
         self._features[depth:] = [(features, None)]
         return True
 
     def keep(self, q: Float[Tensor, " vocab"] | Sureness | None, depth: int, hidden: Tensor | None = None) -> bool:
         ahead, _ = self._features[depth]
-        if q is None:  # a drafter of deterministic candidates, which asks how deep only: there is nothing to look at
+        if q is None:  # a drafter of deterministic candidates, which asks how deep only: there are no surprises
             self._surprise[0] = 0.0
             self._reached *= self._chance(ahead)
             return True
@@ -143,9 +143,9 @@ class Pace(StoppingPolicy):
         """What is known of the token at `depth` before it is drafted."""
         return [1.0, min(depth, 4) / 4, *self.recent, self._last]
 
-    def _look(self, depth: int, chance: float, verifying: float) -> float:
-        """What the token at `depth` is expected to bring, verified only where that turns out to be worth the time: it
-        may look better or worse than was thought, by a standard deviation.
+    def _promise(self, depth: int, chance: float, verifying: float) -> float:
+        """What drafting the token at `depth` is expected to bring. It is verified only where that turns out to be worth
+        the time: its distribution may look better or worse than was thought, by a standard deviation.
         """
         squares, count = self._surprise
         variance = squares / count
