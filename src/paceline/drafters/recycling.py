@@ -33,6 +33,7 @@ class Recycling(TreeDrafter):
     default_policy = "fixed:k=6"  # the depth of the paper's tree
     source = "recycling"
     reads_logits = True
+    learning_pauses = True  # the largest of all logits take longer to find than a draft
 
     def __init__(
         self, target: Target, *, budget: int | str = "auto", top: int = 8, decay: float = 0.4, share: str = REQUEST

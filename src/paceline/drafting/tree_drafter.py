@@ -42,11 +42,15 @@ class TreeDrafter(Drafter):
         budget: most nodes of a tree; "auto": as many as pay on this machine, see `drafting.budget`.
     """
 
+    #: Whether it learns nothing of rounds in which it pauses. Learning then counts as a part of drafting.
+    learning_pauses = False
+
     def __init__(self, target: Target, budget: int | str) -> None:
         super().__init__(target)
         self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
         self.reads_costs = self.auto
-        self.pause = Pause()
+        self.pause, self.paused = Pause(), False
+        self._learning = 0.0  # seconds that learning took since the last draft
 
     def remember(self, row: Row) -> Any:
         """What there is to remember of a request that joins; its prompt is in `row.ids`."""
@@ -72,7 +76,8 @@ class TreeDrafter(Drafter):
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
         self.sharing = together
-        if self.auto and self.pause.pauses(together):
+        self.paused = self.auto and self.pause.pauses(together)
+        if self.paused:
             return trees
         shares: dict[int, Share] = {}
         began = now()
@@ -89,14 +94,20 @@ class TreeDrafter(Drafter):
             spent = spend(list(shares.values()), together)
             for at, tree in zip(shares, spent.trees, strict=True):
                 trees[at] = tree
-            self.pause.learn(together, spent.gain, spent.rate, now() - began)
+            self.pause.learn(together, spent.gain, spent.rate, now() - began + self._learning)
+        self._learning = 0.0
         return trees
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: TreeState = row.state
         if state.budget:
             state.budget.observe(row.ids[state.length :])
-        self.learn(row, state.memory, tree, path, out)
+        if not self.learning_pauses:
+            self.learn(row, state.memory, tree, path, out)
+        elif not self.paused:
+            began = now()
+            self.learn(row, state.memory, tree, path, out)
+            self._learning += now() - began
 
     def end(self, row: Row) -> None:
         self.forget(row, row.state.memory)
