@@ -30,11 +30,11 @@ class Pace(StoppingPolicy):
 
     Before a token is drafted the question is whether that is worth its time; after it, when its distribution is known,
     whether the token is worth verifying. Two logistic regressions that learn from the request's outcomes say how likely
-    it is accepted: one of what is known beforehand (depth, recent acceptance, how sure the token before was), one of the
-    draft distribution's top probability and entropy as well. How far the two are apart, as a rule, tells what it is
+    it is accepted: one of what is known beforehand (depth, recent acceptance, how sure the token before was), one of
+    the draft distribution's top probability and entropy as well. How far the two are apart, as a rule, tells what it is
     worth to draft a token and then decide. Each round the first is as hopeful, or as doubtful, as a draw from what is
-    believed of it (Thompson sampling), so that drafting that was given up is tried again. A request begins with what the
-    one that began before it has learned with the same drafter.
+    believed of it (Thompson sampling), so that drafting that was given up is tried again. A request begins with what
+    the one that began before it has learned with the same drafter.
 
     Args:
         k_max: most tokens a round.
