@@ -123,12 +123,12 @@ class LLM:
 
     def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
         """Continue requests as `Engine.run` does, on an engine that drafts predictions and what grammars force, where
-        there are any. While the other engine decodes, they join that: the drafter follows one at a time.
+        there are any. While the other engine is busy, they join that: the drafter follows one at a time.
         """
         known = any(request.prediction or request.constraint for request in requests)
         with self.target.turns:
             engine, other = (self._predicting, self.engine) if known else (self.engine, self._predicting)
-            running = (engine if other.resting else other).run(requests, batch)
+            running = (other if other.busy else engine).run(requests, batch)
             first = next(running, None)
         if first:
             yield first

@@ -435,6 +435,13 @@ class TestSteps:
         while not fixed.idle:
             fixed.step()
         assert first.output == alone
+        run = other.run(requests := [ask(), ask()], batch=1)
+        while not requests[0].finish_reason:
+            next(run)
+        with pytest.raises(OptionError, match="another engine is decoding with this drafter"):
+            list(fixed.run([ask()]))  # the other one rests only until its next request
+        list(run)
+        assert requests[1].output == alone
 
     def test_an_idle_engine_without_a_size_keeps_no_cache(self) -> None:
         engine = self.engine()
