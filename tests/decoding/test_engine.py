@@ -390,12 +390,36 @@ class TestSteps:
             engine.step()
         assert engine.idle
         assert [request.finish_reason for request in (before, failing, after)] == ["cancelled"] * 3
+        assert {str(request.error) for request in (before, failing, after)} == {"the criterion failed"}
         again, alone = self.request(4), self.request(4)
         engine.add(again)
         while not engine.idle:
             engine.step()
         list(self.engine().run([alone]))
         assert again.output == alone.output
+
+    @pytest.mark.parametrize(("error", "told"), [(RuntimeError("no memory"), True), (KeyboardInterrupt(), False)])
+    def test_a_round_that_fails_is_told_to_all_runs(
+        self, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: bool
+    ) -> None:
+        """Not only to the one that called it; who interrupts one run means no other."""
+
+        def fail(rows: list[Request]) -> None:
+            raise error
+
+        engine, (a, b) = self.engine(rows=2, slots=32), (self.request(9), self.request(9))
+        first, second = engine.run([a]), engine.run([b])
+        next(first), next(second)
+        monkeypatch.setattr(engine, "_round", fail)
+        with pytest.raises(type(error)):
+            list(first)
+        assert (a.finish_reason, b.finish_reason) == ("cancelled", "cancelled")
+        if told:
+            with pytest.raises(RuntimeError, match="no memory"):
+                list(second)
+        else:
+            list(second)
+        assert engine.idle
 
     def test_a_prompt_that_cannot_be_read_ends_its_own_request_only(self) -> None:
         class Picky(NoDrafter):

@@ -67,7 +67,8 @@ class Engine(RunningBatch):
 
         No more of prompts is read than one chunk (`PREFILL_CHUNK` tokens), so that those that decode keep moving.
         A request whose prompt cannot be read ends with the reason "error", and its `error` says why. A round that
-        fails ends all requests that took part in it, since nobody knows how far each of them came.
+        fails ends all requests that took part in it, since nobody knows how far each of them came; their
+        `error` is what it failed with.
 
         Returns:
             What each row was given, in no particular order; nothing when the engine is idle.
@@ -79,9 +80,11 @@ class Engine(RunningBatch):
         self._admit()
         try:
             emitted = self._round(self._rows) if self._rows else []
-        except BaseException:
+        except BaseException as error:
             for request in self._rows[::-1]:
                 request.finish_reason = request.finish_reason or CANCELLED
+                if isinstance(error, Exception):  # the runs that did not call this step raise it, too
+                    request.error = request.error or error
                 self._leave(request, whole=False)
             raise
         for request, _ in reversed(emitted):  # from the back: rows that end are not moved first
