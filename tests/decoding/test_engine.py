@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -243,6 +246,17 @@ class TestRun:
         for _ in engine.run(second):
             pass
         assert [len(request.output) for request in second] == [4, 4]
+
+    def test_one_that_is_left_when_the_program_ends_says_nothing(self) -> None:
+        """What it would be cancelled with has gone by then."""
+        lines = [
+            f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})",
+            "import paceline; from tiny import small_llama",
+            "llm = paceline.load(small_llama(), drafter='none')",
+            "run = llm.run(llm.requests([[1, 2, 3]])); next(run)",
+        ]
+        done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+        assert "ignored" not in done.stderr
 
     def test_gradients_are_off(self) -> None:
         [request] = self.requests(2)

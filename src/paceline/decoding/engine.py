@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -104,6 +105,7 @@ class Engine(RunningBatch):
             OptionError: when `batch` is below 1, or a request has been decoded.
         """
         running = self._run(requests, batch)
+        at_exit = sys.is_finalizing  # kept here: when the program ends, modules are emptied before this may be closed
         try:
             while True:
                 with self.target.turns:
@@ -112,8 +114,9 @@ class Engine(RunningBatch):
                     return
                 yield request
         finally:
-            with self.target.turns:
-                running.close()
+            if not at_exit():
+                with self.target.turns:
+                    running.close()
 
     def _run(self, requests: Sequence[Request], batch: int | None) -> Generator[Request, None, None]:
         batch = whole_number("batch", batch, none=True)
@@ -122,6 +125,7 @@ class Engine(RunningBatch):
             self._check(request)
         to_come, going = deque(requests), dict[Request, int]()  # rounds of each that have been told
         batch = min(batch or len(requests), len(requests))
+        at_exit = sys.is_finalizing  # as in `run`
         self._runs += 1
         try:
             self._make_room(batch, self.slots(*requests) if requests else 0)
@@ -140,10 +144,11 @@ class Engine(RunningBatch):
                     if request.finish_reason and len(request.stats.rounds) == going[request]:  # others may have stepped
                         del going[request]
         finally:
-            for request in going:
-                self.cancel(request)
-            self._runs -= 1
-            self._release()
+            if not at_exit():
+                for request in going:
+                    self.cancel(request)
+                self._runs -= 1
+                self._release()
 
     # -- one round -------------------------------------------------------------------------------------------------
     def _round(self, rows: list[Request]) -> list[Emitted]:
