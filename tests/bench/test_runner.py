@@ -397,7 +397,11 @@ def test_sampling_depends_on_the_prompt_not_on_the_batch(config: dict[str, Any],
         ({"methods": "ar,hf,ar"}, "named twice"),
         ({"methods": "ar,nosuch"}, "unknown method 'nosuch'"),
         ({"temperatures": ()}, "at least one temperature"),
+        ({"temperatures": " "}, "at least one temperature"),
         ({"temperatures": (-1,)}, "temperature must lie in"),
+        ({"temperatures": "0,hot"}, "temperatures are numbers with commas between them, or a list, not '0,hot'"),
+        ({"temperatures": 0.5}, "temperatures are numbers"),
+        ({"temperatures": [None]}, "temperatures are numbers"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"limit": 0}, "limit must be at least 1"),
@@ -409,6 +413,11 @@ def test_sampling_depends_on_the_prompt_not_on_the_batch(config: dict[str, Any],
 def test_bad_options(config: dict[str, Any], change: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         BenchConfig(**config | change)
+
+
+def test_lists_as_one_text(config: dict[str, Any]) -> None:
+    made = BenchConfig(**config | {"methods": "ar, trigram", "tasks": "a,b", "temperatures": "0, 1.5"})
+    assert (made.methods, made.tasks, made.temperatures) == (("ar", "trigram"), ("a", "b"), (0.0, 1.5))
 
 
 def printed(summary: Summary, verbose: bool = False) -> str:
