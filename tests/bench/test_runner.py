@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 from dataclasses import replace
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from paceline.bench import BenchConfig, ResultRow, Summary, print_summary, run
 from paceline.bench import runner as runner_module
+from paceline.bench.journal import open_journal
 from paceline.bench.methods import Paceline
 from paceline.bench.schedule import taking_turns
 from paceline.errors import ContextOverflow, OptionError, UnsupportedModel
@@ -200,6 +202,20 @@ def test_another_tier_is_refused(config: dict[str, Any]) -> None:
     (config["out"] / "config.json").write_text(json.dumps(about | {"tier": "another"}))
     with pytest.raises(OptionError, match="holds a run with tier another, not"):
         run(BenchConfig(**config))
+
+
+def test_of_a_file_that_cannot_be_written_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path, text: str, **how: Any) -> None:
+        path.write_bytes(text.encode()[:3])
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with open_journal(tmp_path, {}, {}) as journal:
+        before = (tmp_path / "config.json").read_bytes()
+        monkeypatch.setattr(Path, "write_text", broken)
+        with pytest.raises(OptionError, match=r"cannot write to .*/config\.json: Input/output error"):
+            journal.note(noise=1)
+    assert (tmp_path / "config.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["config.json"]
 
 
 def test_unusable_folders(config: dict[str, Any], tmp_path: Path) -> None:
