@@ -84,6 +84,29 @@ class TestLoad:
         with pytest.raises(OptionError, match="the reference tier cannot be exact here"):
             paceline.load(small_llama(), exact=True)  # an object, which stays on the reference tier
 
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"dtype": torch.float16}, "dtype float16: a loaded model keeps its own, float64"),
+            ({"dtype": "int8"}, "dtype int8: a loaded model keeps its own, float64"),
+            ({"device": "cuda"}, "device cuda: a loaded model stays where it is, on cpu"),
+            ({"device": torch.device("meta")}, "device meta: a loaded model stays where it is"),
+        ],
+    )
+    def test_a_loaded_model_is_not_changed(self, options: dict[str, object], message: str) -> None:
+        """Nor is it ignored that somebody wants it so."""
+        with pytest.raises(OptionError, match=message):
+            paceline.load(small_llama(), drafter="none", **options)
+
+    def test_a_loaded_model_may_be_asked_for_as_it_is(self) -> None:
+        for dtype in ("float64", torch.float64):
+            llm = paceline.load(small_llama(), drafter="none", dtype=dtype, device=torch.device("cpu"))
+            assert llm.target.dtype == torch.float64
+
+    def test_a_model_with_a_name_has_a_tokenizer(self, tiny_model_dir: Path) -> None:
+        with pytest.raises(OptionError, match="tokenizer: only of a loaded model"):
+            paceline.load(str(tiny_model_dir), tokenizer=byte_tokenizer())
+
     def test_bad_models(self, tmp_path: Path) -> None:
         with pytest.raises(UnknownModel):
             paceline.load("no/such/folder/here")

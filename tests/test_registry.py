@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 
 from paceline import registry
+from paceline.cli.methods import describe
 from paceline.drafters import DRAFTERS
+from paceline.drafters.none import NoDrafter
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.drafting.base import Drafter
 from paceline.errors import OptionError, PacelineError, require
@@ -139,6 +141,7 @@ class TestPlugins:
     def installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         points = {
             "paceline.policies": [EntryPoint("always-one", AlwaysOne), EntryPoint("fixed", AlwaysOne)],
+            "paceline.drafters": [EntryPoint("broken", ImportError("no module x\nreally")), EntryPoint("fine", Fine)],
         }
 
         def entry_points(*, group: str, name: str | None = None) -> list[EntryPoint]:
@@ -160,9 +163,24 @@ class TestPlugins:
         with pytest.raises(OptionError, match="its options are really"):
             POLICIES.parse("always-one:k=1")
 
+    def test_that_cannot_be_loaded_are_named(self) -> None:
+        with pytest.raises(OptionError) as raised:
+            DRAFTERS.parse("broken:k=1")
+        assert str(raised.value) == (
+            "the drafter 'broken' of another package cannot be loaded: ImportError: no module x"
+        )
+
+    def test_that_cannot_be_loaded_are_not_listed(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert {*DRAFTERS} - {entry["name"] for entry in describe(DRAFTERS)} == {"broken"}
+        assert "'broken' of another package cannot be loaded" in caplog.text
+
     def test_of_the_other_kind_are_unknown(self) -> None:
         with pytest.raises(OptionError, match="unknown drafter"):
             DRAFTERS.parse("always-one")
+
+
+class Fine(NoDrafter):
+    """Drafts nothing."""
 
 
 class AlwaysOne(StoppingPolicy):

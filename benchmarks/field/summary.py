@@ -22,12 +22,25 @@ def method(peer: str, mode: str) -> str:
 
 
 def summarise(folder: Path) -> str:
-    """Writes `results.jsonl`, an object a method, task and temperature, and `table.md`, which is returned."""
-    config = json.loads((folder / CONFIG).read_text())
-    runs = [json.loads(line) for line in (folder / RUNS).read_text().splitlines()]
-    rows = list(results(runs, config))
+    """Writes `results.jsonl`, an object a method, task and temperature, and `table.md`, which is returned.
+
+    Raises:
+        SystemExit: with a line for the user, where the folder has no requests of a field run, or damaged ones.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        runs = [json.loads(line) for line in (folder / RUNS).read_text().splitlines()]
+    except OSError as error:
+        raise SystemExit(f"{folder} has no requests of a field run: {error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise SystemExit(f"{folder} has a damaged {CONFIG} or {RUNS}: {error}") from error
+    try:
+        rows = list(results(runs, config))
+        text = tables(rows, config)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise SystemExit(f"{folder} has a {CONFIG} or {RUNS} that is none of a field run's: {why}") from error
     (folder / RESULTS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = tables(rows, config)
     (folder / TABLE).write_text(text)
     return text
 
@@ -133,4 +146,6 @@ def _shown(value: float | None, form: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("name the folder of results")
     print(summarise(Path(sys.argv[1])))

@@ -123,12 +123,12 @@ class LLM:
 
     def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
         """Continue requests as `Engine.run` does, on an engine that drafts predictions and what grammars force, where
-        there are any. While the other engine decodes, they join that: the drafter follows one at a time.
+        there are any. While the other engine is busy, they join that: the drafter follows one at a time.
         """
         known = any(request.prediction or request.constraint for request in requests)
         with self.target.turns:
             engine, other = (self._predicting, self.engine) if known else (self.engine, self._predicting)
-            running = (engine if other.resting else other).run(requests, batch)
+            running = (other if other.busy else engine).run(requests, batch)
             first = next(running, None)
         if first:
             yield first
@@ -267,8 +267,9 @@ def load(
         policy: `name[:option=value]...`; default the drafter's own.
         tokenizer: of a model passed as an object.
         verifier: "auto", "match" or "rejection": see `Request`.
-        dtype: as for `from_pretrained`; default float32 on a CPU, elsewhere the checkpoint's.
-        device: as for `from_pretrained`.
+        dtype: as for `from_pretrained`; default float32 on a CPU, elsewhere the checkpoint's. A model passed as an
+            object keeps its own.
+        device: as for `from_pretrained`. A model passed as an object stays where it is.
         tier: how the target pass runs: one of `paceline.targets.TIERS`, or "auto". That is the fastest that runs a
             model loaded here, and "reference" for one passed as an object, whose weights other tiers would take over.
         exact: True insists on greedy output being plain decoding's bit for bit, which the torch and native tiers
@@ -281,7 +282,7 @@ def load(
             `merge_adapter`, False to keep it beside the weights.
 
     Raises:
-        OptionError: unknown drafter, policy or option; `exact` where it cannot be.
+        OptionError: unknown drafter, policy or option; `exact` where it cannot be; an option that would be ignored.
         ModelError: the model cannot be found, fetched or used.
     """
     drafter = shared(drafter, share)
@@ -290,12 +291,26 @@ def load(
     unknown = sorted(set(source) - SOURCE)
     require(not unknown, f"load has no option {', '.join(unknown)}; there are {', '.join(sorted(SOURCE))}")
     if isinstance(model, str | PathLike):
+        require(tokenizer is None, "tokenizer: only of a loaded model; one that is loaded by name brings its own")
         target = load_target(str(model), dtype=dtype, device=device, tier=tier, exact=exact, **source)
     else:
         require(callable(model) and hasattr(model, "config"), f"a model is its name or a loaded model, not {model!r}")
         require(not source, f"{', '.join(source)}: only of models that are loaded by name")
+        _refuse_change(model, dtype, device)
         target = make_target(model, tokenizer, "reference" if tier == AUTO else tier, exact)
     return _assemble(target, drafter, policy, verifier, None if fresh else tuned_for(target))
+
+
+def _refuse_change(model: PreTrainedModel, dtype: torch.dtype | str | None, device: str | torch.device) -> None:
+    """Raises OptionError where a loaded model is asked for in another type or place than it has."""
+    if dtype is not None:
+        has = str(model.dtype).removeprefix("torch.")
+        wanted = str(dtype).removeprefix("torch.")
+        require(wanted == has, f"dtype {wanted}: a loaded model keeps its own, {has}; model.to(dtype=...) changes it")
+    if str(device) != "cpu":  # the default, which says nothing
+        here = model.device
+        there = str(device) in (str(here), here.type)
+        require(there, f"device {device}: a loaded model stays where it is, on {here}; model.to(device=...) moves it")
 
 
 def _refuse_method(options: Mapping[str, object]) -> None:

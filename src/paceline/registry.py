@@ -35,13 +35,17 @@ class Registry:
         self._where[name] = where
 
     def get(self, name: str) -> type:
-        """The class called `name`. Raises OptionError for an unknown name."""
+        """The class called `name`. Raises OptionError for an unknown name, and for a plug-in that cannot be loaded."""
         if name in self._where:
             module, _, attribute = self._where[name].partition(":")
             cls: type = getattr(import_module(module), attribute)
             return cls
         for point in entry_points(group=self.group, name=name):
-            plugin: type = point.load()
+            try:
+                plugin: type = point.load()
+            except Exception as error:  # whatever another package's import may raise
+                why = f"{type(error).__name__}: {errors.first_line(error)}"
+                raise OptionError(f"the {self.kind} '{name}' of another package cannot be loaded: {why}") from error
             return plugin
         raise OptionError(f"unknown {self.kind} '{name}'{_suggest(name, list(self))}")
 

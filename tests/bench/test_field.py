@@ -210,6 +210,29 @@ def test_bad_words(field: Any, words: list[str], said: str, capsys: pytest.Captu
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("config", "runs", "said"),
+    [
+        (None, None, "has no requests of a field run: .*config.json: No such file"),
+        ("{}", None, "has no requests of a field run: .*runs.jsonl: No such file"),
+        ("{", "", "has a damaged config.json or runs.jsonl: "),
+        ("{}", '{"method": "a', "has a damaged config.json or runs.jsonl: "),
+        ("{}", "", "that is none of a field run's: KeyError: 'eos'"),
+        ("[]", "{}", "that is none of a field run's: TypeError"),
+        ('{"eos": [], "settings": {"temperatures": [0]}, "methods": ["a"]}', "[1]", "that is none of a field run's"),
+    ],
+)
+def test_no_results_to_summarise(field: Any, tmp_path: Path, config: str | None, runs: str | None, said: str) -> None:
+    for name, text in (("config.json", config), ("runs.jsonl", runs)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SystemExit, match=said) as raised:
+        field.summary.summarise(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_each_peer_has_its_adapter_and_pins_what_it_installs(field: Any) -> None:
     for peer in field.peers.PEERS:
         assert (ROOT / "benchmarks" / "field" / peer.adapter).exists()

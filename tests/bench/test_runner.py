@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 from dataclasses import replace
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from paceline.bench import BenchConfig, ResultRow, Summary, print_summary, run
 from paceline.bench import runner as runner_module
+from paceline.bench.journal import open_journal
 from paceline.bench.methods import Paceline
 from paceline.bench.schedule import taking_turns
 from paceline.errors import ContextOverflow, OptionError, UnsupportedModel
@@ -200,6 +202,20 @@ def test_another_tier_is_refused(config: dict[str, Any]) -> None:
     (config["out"] / "config.json").write_text(json.dumps(about | {"tier": "another"}))
     with pytest.raises(OptionError, match="holds a run with tier another, not"):
         run(BenchConfig(**config))
+
+
+def test_of_a_file_that_cannot_be_written_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path, text: str, **how: Any) -> None:
+        path.write_bytes(text.encode()[:3])
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with open_journal(tmp_path, {}, {}) as journal:
+        before = (tmp_path / "config.json").read_bytes()
+        monkeypatch.setattr(Path, "write_text", broken)
+        with pytest.raises(OptionError, match=r"cannot write to .*/config\.json: Input/output error"):
+            journal.note(noise=1)
+    assert (tmp_path / "config.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["config.json"]
 
 
 def test_unusable_folders(config: dict[str, Any], tmp_path: Path) -> None:
@@ -397,7 +413,11 @@ def test_sampling_depends_on_the_prompt_not_on_the_batch(config: dict[str, Any],
         ({"methods": "ar,hf,ar"}, "named twice"),
         ({"methods": "ar,nosuch"}, "unknown method 'nosuch'"),
         ({"temperatures": ()}, "at least one temperature"),
+        ({"temperatures": " "}, "at least one temperature"),
         ({"temperatures": (-1,)}, "temperature must lie in"),
+        ({"temperatures": "0,hot"}, "temperatures are numbers with commas between them, or a list, not '0,hot'"),
+        ({"temperatures": 0.5}, "temperatures are numbers"),
+        ({"temperatures": [None]}, "temperatures are numbers"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"limit": 0}, "limit must be at least 1"),
@@ -409,6 +429,11 @@ def test_sampling_depends_on_the_prompt_not_on_the_batch(config: dict[str, Any],
 def test_bad_options(config: dict[str, Any], change: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         BenchConfig(**config | change)
+
+
+def test_lists_as_one_text(config: dict[str, Any]) -> None:
+    made = BenchConfig(**config | {"methods": "ar, trigram", "tasks": "a,b", "temperatures": "0, 1.5"})
+    assert (made.methods, made.tasks, made.temperatures) == (("ar", "trigram"), ("a", "b"), (0.0, 1.5))
 
 
 def printed(summary: Summary, verbose: bool = False) -> str:

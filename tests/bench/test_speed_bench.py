@@ -92,6 +92,7 @@ def test_placeholders_are_not_taken_for_prompts(tmp_path: Path) -> None:
         ("speed-bench:config=throughput_4k", "no config throughput_4k; there are qualitative, throughput_1k"),
         ("speed-bench:unfetched=keep", "unfetched=skip is all"),
         ("speed-bench:path=nowhere.jsonl", "cannot read nowhere.jsonl: no such file"),
+        ("speed-bench:path=~nosuchuser/x.jsonl", "cannot read ~nosuchuser/x.jsonl: no such file"),
         ("speed-bench:path={}", "has neither qualitative.jsonl nor qualitative.parquet"),
         ("speed-bench:config=throughput_2k:path={}", r"several files throughput_2k/\*.parquet: name one"),
     ],

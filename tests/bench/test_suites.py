@@ -207,7 +207,7 @@ def test_neither_file_nor_data_set(tmp_path: Path) -> None:
         load_suite(str(tmp_path / "absent"))
 
 
-@pytest.mark.parametrize("name", ["absent.jsonl", "absent.jsonl.gz", "absent.parquet"])
+@pytest.mark.parametrize("name", ["absent.jsonl", "absent.jsonl.gz", "absent.parquet", "~nosuchuser/absent.jsonl"])
 def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "hub_rows", lambda *source: pytest.fail("asked the hub"))
     with pytest.raises(OptionError, match=f"cannot read {name}: no such file"):

@@ -39,7 +39,7 @@ def test_options_reach_the_benchmark(run, tiny_model_dir, suite, tmp_path):
     [
         (("--out", "x"), 2, "--suite"),
         (("--suite", "missing.jsonl", "--out", "x"), 1, "missing.jsonl"),
-        (("--suite", "{suite}", "--out", "x", "--temperature", "hot"), 1, "--temperature"),
+        (("--suite", "{suite}", "--out", "x", "--temperature", "hot"), 1, "temperatures are numbers"),
         (("--suite", "{suite}", "--out", "x", "--methods", "nope"), 1, "unknown method 'nope'"),
         (("--suite", "{suite}", "--out", "x", "--batch", "0"), 2, "--batch"),
         (("--suite", "{suite}", "--out", "x", "--endpoint", "host:1"), 1, "an endpoint is [NAME=]http://"),

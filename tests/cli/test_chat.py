@@ -8,6 +8,7 @@ import pytest
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.prefixes import PrefixStore
+from paceline.errors import OptionError
 from tiny import byte_tokenizer, small_llama
 
 
@@ -96,6 +97,22 @@ def test_interrupt_stops_the_answer_only(talk, prompts, monkeypatch: pytest.Monk
     assert "(stopped)" in err
     assert prompts[1].startswith("user: first\nassistant: ")  # what it had said counts as said
     assert prompts[1].endswith("\nuser: second\nassistant: ")
+
+
+def test_an_error_stops_the_answer_only(talk, prompts, monkeypatch: pytest.MonkeyPatch):
+    run = Engine.run
+
+    def failing(self, requests, batch=None):
+        for rounds, request in enumerate(run(self, requests, batch)):
+            yield request
+            if rounds == 3 and len(prompts) == 1:
+                raise OptionError("the grammar cannot be followed")
+
+    monkeypatch.setattr(Engine, "run", failing)
+    code, _, err = talk("first", "second")
+    assert code == 0
+    assert "\nerror: the grammar cannot be followed\n" in err
+    assert len(prompts) == 2
 
 
 def test_interrupt_at_the_prompt_does_not_leave(run, tiny_model_dir, monkeypatch: pytest.MonkeyPatch):

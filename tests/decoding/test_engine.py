@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -244,6 +247,17 @@ class TestRun:
             pass
         assert [len(request.output) for request in second] == [4, 4]
 
+    def test_one_that_is_left_when_the_program_ends_says_nothing(self) -> None:
+        """What it would be cancelled with has gone by then."""
+        lines = [
+            f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})",
+            "import paceline; from tiny import small_llama",
+            "llm = paceline.load(small_llama(), drafter='none')",
+            "run = llm.run(llm.requests([[1, 2, 3]])); next(run)",
+        ]
+        done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+        assert "ignored" not in done.stderr
+
     def test_gradients_are_off(self) -> None:
         [request] = self.requests(2)
         run = Engine(self.target, NoDrafter(self.target)).run([request])
@@ -390,12 +404,36 @@ class TestSteps:
             engine.step()
         assert engine.idle
         assert [request.finish_reason for request in (before, failing, after)] == ["cancelled"] * 3
+        assert {str(request.error) for request in (before, failing, after)} == {"the criterion failed"}
         again, alone = self.request(4), self.request(4)
         engine.add(again)
         while not engine.idle:
             engine.step()
         list(self.engine().run([alone]))
         assert again.output == alone.output
+
+    @pytest.mark.parametrize(("error", "told"), [(RuntimeError("no memory"), True), (KeyboardInterrupt(), False)])
+    def test_a_round_that_fails_is_told_to_all_runs(
+        self, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: bool
+    ) -> None:
+        """Not only to the one that called it; who interrupts one run means no other."""
+
+        def fail(rows: list[Request]) -> None:
+            raise error
+
+        engine, (a, b) = self.engine(rows=2, slots=32), (self.request(9), self.request(9))
+        first, second = engine.run([a]), engine.run([b])
+        next(first), next(second)
+        monkeypatch.setattr(engine, "_round", fail)
+        with pytest.raises(type(error)):
+            list(first)
+        assert (a.finish_reason, b.finish_reason) == ("cancelled", "cancelled")
+        if told:
+            with pytest.raises(RuntimeError, match="no memory"):
+                list(second)
+        else:
+            list(second)
+        assert engine.idle
 
     def test_a_prompt_that_cannot_be_read_ends_its_own_request_only(self) -> None:
         class Picky(NoDrafter):
@@ -435,6 +473,13 @@ class TestSteps:
         while not fixed.idle:
             fixed.step()
         assert first.output == alone
+        run = other.run(requests := [ask(), ask()], batch=1)
+        while not requests[0].finish_reason:
+            next(run)
+        with pytest.raises(OptionError, match="another engine is decoding with this drafter"):
+            list(fixed.run([ask()]))  # the other one rests only until its next request
+        list(run)
+        assert requests[1].output == alone
 
     def test_an_idle_engine_without_a_size_keeps_no_cache(self) -> None:
         engine = self.engine()

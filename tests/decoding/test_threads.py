@@ -104,6 +104,21 @@ class TestStreamsByTurns:
             assert request.text
             assert request.text.text == text
 
+    @pytest.mark.parametrize("first", ["one two", ()])
+    def test_one_that_rests_between_batches_is_joined(self, llm: LLM, first: object) -> None:
+        """It will need the drafter again, although it decodes nothing now."""
+        alone = [written(llm, prompt, 0) for prompt in PROMPTS[:3]]
+        several = llm.requests(PROMPTS[:2], prediction=first, max_new_tokens=40, eos=())
+        [other] = llm.requests([PROMPTS[2]], prediction=() if first else "one two", max_new_tokens=40, eos=())
+        run = llm.run(several, batch=1)
+        while not several[0].finish_reason:
+            next(run)
+        joined = llm.run([other])
+        next(joined)
+        for one in (run, joined):
+            list(one)
+        assert [llm._output(request).text for request in (*several, other)] == alone
+
 
 class TestTurns:
     @staticmethod

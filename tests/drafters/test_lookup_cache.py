@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from paceline.drafters.trigram.build import build
 from paceline.drafters.trigram.lookup_cache import SCALE, write_lookup_cache
 from paceline.drafters.trigram.matrix import Matrix, load_matrix, no_matrix
-from paceline.errors import OptionError
+from paceline.errors import DiskFull, OptionError
+from paceline.files import whole
 
 TEXT = "the cat sat on the mat, the cat ran\n" * 3
 
@@ -54,6 +57,22 @@ def test_what_follows_each_pair(order: int, tiny_tokenizer: PreTrainedTokenizerF
             assert found[pair][token] == pytest.approx(SCALE * count / sum(tokens.values()), rel=0.5, abs=1)
     assert written.pairs == len(found)
     assert written.trigrams == sum(map(len, found.values()))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file whose disk is always full is Linux's")
+def test_a_full_disk(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little is written: numpy's tofile loses its last block without a word."""
+
+    @contextmanager
+    def full(path: Path) -> Iterator[Path]:
+        with whole(path):
+            yield Path("/dev/full")
+
+    matrix = matrix_of(tiny_tokenizer, tmp_path, order=3)
+    monkeypatch.setattr("paceline.drafters.trigram.lookup_cache.whole", full)
+    with pytest.raises(DiskFull):
+        write_lookup_cache(matrix, tmp_path / "static.bin")
+    assert not (tmp_path / "static.bin").exists()
 
 
 def test_refused(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 
 import pytest
 
-from paceline.errors import OptionError
+from paceline.errors import DiskFull, OptionError
 from paceline.profiling import PassProfile, Profile, Roofline
 from paceline.profiling.plot import check_plot, draw
 from told import told
 
 pytest.importorskip("matplotlib")
+from matplotlib.figure import Figure
 
 SIGNATURES = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
@@ -30,6 +32,18 @@ def test_draws(tmp_path: Path, suffix: str) -> None:
     assert not path.exists()
     draw([profile("torch", 0.02), profile("native", 0.01)], path)
     assert path.read_bytes().startswith(SIGNATURES[suffix])
+
+
+def test_a_full_disk_leaves_the_plot_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(figure: Figure, path: Path, **how: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "plot.png").write_bytes(b"earlier")
+    monkeypatch.setattr(Figure, "savefig", full)
+    with told(DiskFull, "is full"):
+        draw([profile("torch", 0.02)], tmp_path / "plot.png")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("plot.png", b"earlier")]
 
 
 def test_says_what_is_drawn(tmp_path: Path) -> None:

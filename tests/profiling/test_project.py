@@ -182,8 +182,9 @@ def test_files(trace: Trace, tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(DataError, match="is not a trace"):
         read_trace(path)
-    with pytest.raises(OptionError, match="no profile"):
-        load_profile(str(tmp_path / "missing.json"))
+    for missing in (str(tmp_path / "missing.json"), "~nosuchuser/missing.json"):
+        with pytest.raises(OptionError, match="no profile"):
+            load_profile(missing)
     for text in ("{", "[" * 100_000, "9" * 5000):
         path.write_text(text)
         with pytest.raises(OptionError, match="damaged"):

@@ -77,7 +77,8 @@ def test_a_completion_keeps_the_space_after_its_prompt() -> None:
 
 
 def test_arguments_reach_the_template_as_an_object() -> None:
-    for written, read in (('{"a": 1}', {"a": 1}), ("[1]", "[1]"), ("no JSON", "no JSON")):
+    texts = ("[1]", "no JSON", "[" * 5000 + "]" * 5000)
+    for written, read in (('{"a": 1}', {"a": 1}), *zip(texts, texts, strict=True)):
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": written}}
         plain = Message(role="assistant", content="", tool_calls=[call]).plain()
         assert plain["tool_calls"][0]["function"] == {"name": "f", "arguments": read}

@@ -264,7 +264,9 @@ class TestToolText:
         assert len(parser.calls) == 1
 
     def test_what_is_no_call_stays_text(self) -> None:
-        for inside in ("[1]", '{"name": 3}', '{"arguments": {}}'):
+        deep = '{"name": "look", "arguments": ' + "[" * 5000 + "]" * 5000 + "}"
+        halves = [r'{"name": "\ud83d"}', r'{"name": "look", "arguments": {"at": "\ud83d"}}']  # of surrogate pairs
+        for inside in ("[1]", '{"name": 3}', '{"arguments": {}}', deep, *halves):
             parser = ToolText()
             assert parser.push(f"<tool_call>{inside}</tool_call>") == f"<tool_call>{inside}</tool_call>"
             assert not parser.calls

@@ -233,6 +233,11 @@ def test_cache_that_cannot_be_written(local_wheel, tmp_path, monkeypatch):
         resolve("tiny", progress=False)
 
 
+def test_cache_of_a_user_that_there_is_not(monkeypatch):
+    monkeypatch.setenv("PACELINE_CACHE", "~nosuchuser/cache")
+    assert store.root() == Path("~nosuchuser/cache").absolute()
+
+
 def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 10)
 

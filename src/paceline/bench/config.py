@@ -13,7 +13,7 @@ import httpx
 from paceline.bench.methods import AR, check_method
 from paceline.decoding.request import check_verifier
 from paceline.decoding.sampling import SamplingParams
-from paceline.errors import require
+from paceline.errors import OptionError, require
 from paceline.targets import AUTO, check_tier
 
 #: Options that mean nothing to a server that runs already.
@@ -61,7 +61,7 @@ class BenchConfig:
     limit: int | None = None
     turns: int = 1
     max_new_tokens: int = 128
-    temperatures: Sequence[float] = (0.0,)
+    temperatures: str | Sequence[float] = (0.0,)
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -85,7 +85,7 @@ class BenchConfig:
         servers = bool(self.endpoints)
         for name in ("methods", "tasks", "endpoints"):
             object.__setattr__(self, name, _names(getattr(self, name)))
-        object.__setattr__(self, "temperatures", tuple(float(value) for value in self.temperatures))
+        object.__setattr__(self, "temperatures", self.each_temperature)
         object.__setattr__(self, "out", Path(self.out))
         require(not servers or bool(self.endpoints), "name at least one endpoint")
         if self.endpoints:
@@ -99,7 +99,7 @@ class BenchConfig:
         for method in () if self.endpoints else self.methods:
             check_method(method)
         require(bool(self.temperatures), "name at least one temperature")
-        for temperature in self.temperatures:
+        for temperature in self.each_temperature:
             self.sampling(temperature)
         for name in ("batch", "turns", "limit"):
             value = getattr(self, name)
@@ -108,8 +108,17 @@ class BenchConfig:
         check_verifier(self.verifier)
         if self.trace:
             require(AR in self.methods, f"a trace needs the method {AR}")
-            greedy = 0.0 in self.temperatures and self.batch == self.turns == 1
+            greedy = 0.0 in self.each_temperature and self.batch == self.turns == 1
             require(greedy, "a trace is of greedy decoding: temperature 0, batch 1, and first turns only")
+
+    @property
+    def each_temperature(self) -> tuple[float, ...]:
+        """`temperatures` as numbers."""
+        given = self.temperatures
+        try:
+            return tuple(map(float, _names(given) if isinstance(given, str) else given))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise OptionError(f"temperatures are numbers with commas between them, or a list, not {given!r}") from error
 
     def _check_endpoints(self) -> None:
         names = tuple(parse_endpoint(endpoint)[0] for endpoint in self.endpoints)

@@ -203,7 +203,7 @@ def measure_endpoints(config: BenchConfig, prompts: list[Prompt], journal: Journ
         show = stack.enter_context(progress(config.progress))
         journal.settle(served={endpoint.name: endpoint.model for endpoint in endpoints})
         shortest = min(groups, key=lambda group: sum(len(prompt.turns[0]) for prompt in group))
-        for temperature in config.temperatures:
+        for temperature in config.each_temperature:
             params = config.sampling(temperature)
             few = replace(params, max_new_tokens=min(WARM_UP_TOKENS, config.max_new_tokens))
             for endpoint in endpoints:

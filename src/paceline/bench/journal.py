@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from paceline.bench.methods import Generated
 from paceline.errors import OptionError, first_line, require
-from paceline.files import fits, read_json
+from paceline.files import fits, read_json, whole
 
 CONFIG, RUNS, RESULTS, DIFFERENCES = "config.json", "runs.jsonl", "results.jsonl", "differences.jsonl"
 SAMPLES = "samples.jsonl"
@@ -147,10 +147,10 @@ def _read_runs(path: Path) -> Iterator[Run]:
     if not path.exists():
         return
     data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):  # the last line was being written when the process was killed
-        os.truncate(path, whole)
-    for number, line in enumerate(data[:whole].splitlines(), start=1):
+    end = data.rfind(b"\n") + 1
+    if end < len(data):  # the last line was being written when the process was killed
+        os.truncate(path, end)
+    for number, line in enumerate(data[:end].splitlines(), start=1):
         try:
             yield Run.read(line.decode())
         except (ValueError, TypeError) as error:
@@ -158,10 +158,8 @@ def _read_runs(path: Path) -> Iterator[Run]:
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    with _writing(path):
+    with _writing(path), whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from paceline.bench import speed_bench
 from paceline.bench.columns import prompt_column, turns
 from paceline.bench.hub import hub_rows
 from paceline.errors import OptionError, require
-from paceline.files import read_json
+from paceline.files import at_home, read_json
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -42,14 +42,14 @@ def read_rows(source: str) -> Iterator[RawRow]:
 
 def _parsed(source: str) -> tuple[str, dict[str, str]]:
     """What is before the first colon, and the `key=value`s after it; a path may have colons of its own."""
-    if Path(source).expanduser().exists():
+    if at_home(source).exists():
         return source, {}
     name, *pairs = source.split(":")
     return name, {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
 def _rows(name: str, options: Mapping[str, str]) -> Iterator[RawRow]:
-    path = Path(name).expanduser()
+    path = at_home(name)
     suite_files = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")]) if path.is_dir() else [path]
     if path.is_file() or (path.is_dir() and suite_files):
         bad = [key for key in options if key != "column"]

@@ -159,13 +159,13 @@ class _Bench:
         batch = max(self.batches, key=lambda batch: (len(batch), -sum(len(p.turns[0]) for p in batch)))  # shortest
         ids = [self._chat(prompt, ()) for prompt in batch]
         few = min(WARM_UP_TOKENS, self.config.max_new_tokens)
-        for temperature in self.config.temperatures:
+        for temperature in self.config.each_temperature:
             params = replace(self.config.sampling(temperature), max_new_tokens=few)
             for method in methods:
                 method.generate(ids, params, self.config.seed)
 
     def _measure_noise(self) -> None:
-        if "noise" in self.journal.config or AR not in self.names or 0 not in self.config.temperatures:
+        if "noise" in self.journal.config or AR not in self.names or 0 not in self.config.each_temperature:
             return
         firsts = {batch[0].task: batch[0] for batch in reversed(self.batches)}
         prompts = [self._chat(prompt, ()) for prompt in list(firsts.values())[:NOISE_PROMPTS]]

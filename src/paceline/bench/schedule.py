@@ -58,7 +58,7 @@ def items(batches: Sequence[list[Prompt]], config: BenchConfig) -> Iterator[Item
     """All that is to be done."""
     seed = config.seed
     for number, batch in enumerate(batches):
-        for temperature in config.temperatures:
+        for temperature in config.each_temperature:
             for turn in range(len(batch[0].turns)):
                 yield Item(batch, turn, temperature, number, seed)
         seed += len(batch)

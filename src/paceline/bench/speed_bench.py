@@ -8,10 +8,10 @@ some out of the data set, until the `prepare.py` that is published with it has f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import OptionError, require
+from paceline.files import at_home
 
 NAME = "speed-bench"
 HUB = "nvidia/SPEED-Bench"
@@ -37,7 +37,7 @@ def locate(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     require(options.get("unfetched", "skip") == "skip", f"{NAME}: unfetched=skip is all that unfetched can be")
     if "path" not in options:
         return HUB, {"config": config, "split": "test"}
-    path = Path(options["path"]).expanduser()
+    path = at_home(options["path"])
     require(path.exists(), f"cannot read {path}: no such file")
     if not path.is_dir():
         return str(path), {}

@@ -74,7 +74,7 @@ def bench(
             limit=limit,
             turns=turns,
             max_new_tokens=max_new_tokens,
-            temperatures=_numbers(temperature),
+            temperatures=temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
@@ -89,10 +89,3 @@ def bench(
         print_json({"out": str(summary.out), "rows": summary.rows})
     else:
         print_summary(summary, Console(), verbose)
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise OptionError(f"--temperature takes numbers with commas between them, not '{text}'") from error

@@ -103,6 +103,8 @@ def _answer(conversation: ChatSession, question: str, colour: bool) -> None:
         write(conversation.llm, request, colour)
     except KeyboardInterrupt:
         _say("\n(stopped)")
+    except PacelineError as error:  # such as a grammar that cannot be followed any more
+        _say(f"\nerror: {error}")
     request.read()  # what of it is not on the screen
     answer = request.text.text if request.text else ""
     if answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from typing import Annotated, Any
 
@@ -13,8 +14,11 @@ from typer import Option
 
 from paceline.cli.console import print_json
 from paceline.drafters import DRAFTERS
+from paceline.errors import OptionError
 from paceline.policies import POLICIES
 from paceline.registry import Registry
+
+log = logging.getLogger("paceline")
 
 Json = Annotated[bool, Option("--json", help="Print one JSON list.")]
 
@@ -30,17 +34,20 @@ def policies(as_json: Json = False) -> None:
 
 
 def describe(registry: Registry) -> list[dict[str, Any]]:
-    """Name, what it is, options with their defaults (None: must be given) and, for drafters, the default policy."""
-    return [
-        {
-            "name": name,
-            "about": _headline(cls),
-            "options": {option: parameter.default for option, parameter in registry.options(name).items()},
-        }
-        | ({"default_policy": cls.default_policy} if hasattr(cls, "default_policy") else {})
-        for name in registry
-        for cls in [registry.get(name)]
-    ]
+    """Name, what it is, options with their defaults (None: must be given) and, for drafters, the default policy.
+    A plug-in that cannot be loaded is left out, with a warning.
+    """
+    found: list[dict[str, Any]] = []
+    for name in registry:
+        try:
+            cls = registry.get(name)
+        except OptionError as error:
+            log.warning("%s", error)
+            continue
+        options = {option: parameter.default for option, parameter in registry.options(name).items()}
+        policy = {"default_policy": cls.default_policy} if hasattr(cls, "default_policy") else {}
+        found.append({"name": name, "about": _headline(cls), "options": options, **policy})
+    return found
 
 
 def _headline(cls: type) -> str:

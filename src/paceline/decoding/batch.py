@@ -88,6 +88,11 @@ class RunningBatch:
         return not self._rows and self._reading is None
 
     @property
+    def busy(self) -> bool:
+        """Whether it decodes, or has runs that will go on: they rest between the batches of their requests."""
+        return not self.resting or self._runs > 0
+
+    @property
     def running(self) -> Sequence[Request]:
         """Those that decode, by row."""
         return self._rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -67,7 +68,8 @@ class Engine(RunningBatch):
 
         No more of prompts is read than one chunk (`PREFILL_CHUNK` tokens), so that those that decode keep moving.
         A request whose prompt cannot be read ends with the reason "error", and its `error` says why. A round that
-        fails ends all requests that took part in it, since nobody knows how far each of them came.
+        fails ends all requests that took part in it, since nobody knows how far each of them came; their
+        `error` is what it failed with.
 
         Returns:
             What each row was given, in no particular order; nothing when the engine is idle.
@@ -79,9 +81,11 @@ class Engine(RunningBatch):
         self._admit()
         try:
             emitted = self._round(self._rows) if self._rows else []
-        except BaseException:
+        except BaseException as error:
             for request in self._rows[::-1]:
                 request.finish_reason = request.finish_reason or CANCELLED
+                if isinstance(error, Exception):  # the runs that did not call this step raise it, too
+                    request.error = request.error or error
                 self._leave(request, whole=False)
             raise
         for request, _ in reversed(emitted):  # from the back: rows that end are not moved first
@@ -101,6 +105,7 @@ class Engine(RunningBatch):
             OptionError: when `batch` is below 1, or a request has been decoded.
         """
         running = self._run(requests, batch)
+        at_exit = sys.is_finalizing  # kept here: when the program ends, modules are emptied before this may be closed
         try:
             while True:
                 with self.target.turns:
@@ -109,8 +114,9 @@ class Engine(RunningBatch):
                     return
                 yield request
         finally:
-            with self.target.turns:
-                running.close()
+            if not at_exit():
+                with self.target.turns:
+                    running.close()
 
     def _run(self, requests: Sequence[Request], batch: int | None) -> Generator[Request, None, None]:
         batch = whole_number("batch", batch, none=True)
@@ -119,6 +125,7 @@ class Engine(RunningBatch):
             self._check(request)
         to_come, going = deque(requests), dict[Request, int]()  # rounds of each that have been told
         batch = min(batch or len(requests), len(requests))
+        at_exit = sys.is_finalizing  # as in `run`
         self._runs += 1
         try:
             self._make_room(batch, self.slots(*requests) if requests else 0)
@@ -137,10 +144,11 @@ class Engine(RunningBatch):
                     if request.finish_reason and len(request.stats.rounds) == going[request]:  # others may have stepped
                         del going[request]
         finally:
-            for request in going:
-                self.cancel(request)
-            self._runs -= 1
-            self._release()
+            if not at_exit():
+                for request in going:
+                    self.cancel(request)
+                self._runs -= 1
+                self._release()
 
     # -- one round -------------------------------------------------------------------------------------------------
     def _round(self, rows: list[Request]) -> list[Emitted]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 class Leader(Protocol):
     @property
-    def resting(self) -> bool:
-        """Whether it decodes nothing now, so that another may lead."""
+    def busy(self) -> bool:
+        """Whether it decodes, or will go on to, so that no other may lead."""
         ...
 
 
@@ -32,7 +32,7 @@ def take_lead(leader: Leader, drafter: Drafter) -> None:
     for part in _with_parts(drafter):
         other = _leader(part)
         require(
-            other is None or other is leader or other.resting,
+            other is None or other is leader or not other.busy,
             "another engine is decoding with this drafter: wait until it is done, or make a drafter for each engine",
         )
     for part in _with_parts(drafter):

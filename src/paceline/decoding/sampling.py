@@ -111,10 +111,7 @@ class SamplingParams:
         for name in INTEGERS:
             made[name] = whole_number(name, getattr(self, name), none=name in ("seed", "logprobs"))
         for name in REALS:
-            value = getattr(self, name)
-            number = isinstance(value, Real) and not isinstance(value, bool)
-            require(number, f"{name} must be a number, not {value!r}")
-            made[name] = float(value)
+            made[name] = _real_number(name, getattr(self, name))
         stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop
         texts = isinstance(stop, Sequence) and all(isinstance(text, str) for text in stop)
         require(texts, f"stop must be a text or some texts, not {self.stop!r}")
@@ -127,7 +124,7 @@ class SamplingParams:
         )
         if self.logit_bias:
             biases = zip(token_ids("logit_bias", self.logit_bias), self.logit_bias.values(), strict=True)
-            made["logit_bias"] = {token: float(bias) for token, bias in biases}
+            made["logit_bias"] = {token: _real_number("a logit_bias", bias) for token, bias in biases}
         require(self.json_schema is None or isinstance(self.json_schema, Mapping), "json_schema must be an object")
         return made
 
@@ -153,6 +150,16 @@ def whole_number(name: str, value: Any, none: bool = False) -> int | None:
     number = isinstance(value, Integral) and not isinstance(value, bool)
     require(number, f"{name} must be a whole number, not {value!r}")
     return int(value)
+
+
+def _real_number(name: str, value: Any) -> float:
+    """An option's value as a float. Raises OptionError for what is no number, or too large for a float."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    require(number, f"{name} must be a number, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise OptionError(f"{name} is too large a number") from error
 
 
 def token_ids(name: str, given: Any) -> list[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import OptionError, require
+from paceline.files import whole
 
 if TYPE_CHECKING:
     from paceline.profiling.profile import Profile
@@ -63,7 +64,8 @@ def draw(profiles: Sequence[Profile], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
     figure.suptitle(_title(profiles[0]))
-    figure.savefig(path, dpi=150)
+    with whole(path) as partial:
+        figure.savefig(partial, dpi=150, format=path.suffix[1:])
 
 
 def _title(profile: Profile) -> str:

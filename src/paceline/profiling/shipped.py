@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import OptionError
-from paceline.files import read_json
+from paceline.files import at_home, read_json
 
 FOLDER = Path(__file__).parents[1] / "data" / "profiles"
 
@@ -22,7 +22,7 @@ def load_profile(name: str) -> dict[str, Any]:
     Raises:
         OptionError: there is none, or the file is not JSON.
     """
-    path = FOLDER / f"{name}.json" if name in shipped() else Path(name).expanduser()
+    path = FOLDER / f"{name}.json" if name in shipped() else at_home(name)
     try:
         found: dict[str, Any] = read_json(path.read_text(encoding="utf-8"))
         return found

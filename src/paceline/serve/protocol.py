@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
+from paceline.files import read_json
 from paceline.serve.tools import calls_grammar
 
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_LOGPROBS = 16, 1000, 128, 20
@@ -123,7 +124,7 @@ class Message(Strict):
             function = call.get("function")
             if isinstance(function, dict) and isinstance(text := function.get("arguments"), str):
                 with suppress(ValueError):
-                    arguments = json.loads(text)
+                    arguments = read_json(text)
                     function["arguments"] = arguments if isinstance(arguments, dict) else text
         return kept | {"role": role, "content": joined(self.content)}
 

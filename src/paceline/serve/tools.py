@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.decoding.grammar import STYLE
+from paceline.files import read_json
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -73,7 +74,7 @@ def _inside(rest: str) -> str | None:
     end = rest.find(END)
     while end >= 0:
         try:
-            json.loads(rest[:end])
+            read_json(rest[:end])
         except ValueError as error:
             if str(error).startswith("Unterminated string"):
                 end = rest.find(END, end + 1)
@@ -84,11 +85,10 @@ def _inside(rest: str) -> str | None:
 
 def _call(text: str) -> dict[str, Any] | None:
     try:
-        call = json.loads(text)
+        call = read_json(text)
         name, arguments = call["name"], call.get("arguments", {})
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        (name + written).encode()  # half a surrogate pair, which JSON can escape, is in no answer
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    if not isinstance(name, str):
-        return None
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": written}}

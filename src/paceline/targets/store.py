@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from paceline.errors import DiskFull, ModelError
-from paceline.files import is_full
+from paceline.files import at_home, is_full
 
 FORMAT = 2  # 1: of a GGUF file's ends of output only one was taken over
 MANIFEST = "paceline.json"
@@ -39,7 +39,7 @@ log = logging.getLogger("paceline")
 
 def root() -> Path:
     """The cache folder: `$PACELINE_CACHE`, else `~/.cache/paceline`."""
-    return Path(os.environ.get("PACELINE_CACHE") or "~/.cache/paceline").expanduser().absolute()
+    return at_home(os.environ.get("PACELINE_CACHE") or "~/.cache/paceline").absolute()
 
 
 def entry_name(location: str) -> str:

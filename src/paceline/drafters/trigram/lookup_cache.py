@@ -36,12 +36,13 @@ def write_lookup_cache(matrix: Matrix, path: Path) -> Written:
 
     Raises:
         OptionError: the matrix has bigrams only, or the file is there already.
+        DiskFull: there was no room.
     """
     require(matrix.order >= PAIR, "llama.cpp's static lookup cache has trigrams, and this matrix has bigrams only")
     require(not path.exists(), f"{path} is there already: name another file")
     records = lookup_records(matrix)
-    with whole(path) as partial:
-        records.tofile(partial)
+    with whole(path) as partial, partial.open("wb") as file:
+        file.write(records.data)  # not tofile, whose errors do not say that the disk is full, if there are any
     table = matrix.tables[matrix.order - PAIR]
     return Written(int((np.diff(table.offsets) > 0).sum()), len(table.tokens))
 
