@@ -35,7 +35,7 @@ def steady_costs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "measure_costs", lambda target: cost_model.Costs({1: 1.0, 64: 1.5}))
-        patch.setattr(rounds, "_round_seconds", lambda drafter, plain: cost_model.Costs({0: 1.0, 64: 1.5}))
+        patch.setattr(rounds, "_round_seconds", lambda drafter: cost_model.Costs({0: 1.0, 64: 1.5}))
         yield
 
 

@@ -18,7 +18,7 @@ from paceline.policies import POLICIES
 from paceline.policies.fixed import Fixed
 from paceline.profiling import rounds
 from paceline.profiling.rounds import _round_seconds, pass_cost, round_cost, round_seconds
-from paceline.targets.cost_model import Costs
+from paceline.targets.cost_model import Costs, LearnedCosts
 from paceline.targets.costs import set_costs
 from paceline.targets.span import Span
 from paceline.targets.target import BlockTarget, PassOutput, as_target
@@ -188,14 +188,19 @@ def test_engines_tell_costs_apart(target: BlockTarget) -> None:
     assert set(seen) == {"plain", "others"}
 
 
-def test_rounds_that_sample_are_measured_sampling(target: BlockTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[bool] = []
-    monkeypatch.setattr(Request, "draw", lambda self, q: (drawn.append(self.sampling), int(q.argmax()))[1])
+def test_costs_of_rounds_that_sample_start_from_the_others(target: BlockTarget) -> None:
+    """They are asked for while others decode with the drafter, where nothing can be measured."""
     drafter = LayerSkip(target)
-    round_seconds(drafter, False)
-    assert drawn
-    assert all(drawn)
-    assert round_seconds(drafter) is not round_seconds(drafter, False)
+    set_costs(drafter, plain := LearnedCosts({0: 1.0, 1: 1.5, 8: 2.0}))
+    costs = round_seconds(drafter, plain=False)
+    assert [costs(drafted) for drafted in (0, 1, 8)] == pytest.approx(
+        [plain(drafted) for drafted in (0, 1, 8)], rel=0.1
+    )
+    for _ in range(40):
+        for drafted, seconds in ((0, 1.0), (1, 2.0), (8, 3.0)):
+            costs.observe(drafted, seconds)
+    assert costs(1) / costs(0) == pytest.approx(2.0, rel=0.1)
+    assert plain(1) / plain(0) == pytest.approx(1.5, rel=0.1)
 
 
 def test_measuring_teaches_nothing() -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from paceline.decoding.engine import Engine
@@ -98,7 +98,12 @@ def round_seconds(drafter: Drafter, plain: bool = True) -> Costs:
     if known := known_costs(drafter, plain):
         return known
     with drafter.target.turns:
-        return known_costs(drafter, plain) or set_costs(drafter, _round_seconds(drafter, plain), plain)
+        if plain:
+            return known_costs(drafter) or set_costs(drafter, _round_seconds(drafter))
+        # Others may be decoding with the drafter by now. What these rounds take more is soon learned.
+        like = round_seconds(drafter)
+        guess = type(like)({int(drafted): like(int(drafted)) for drafted in like.widths})
+        return known_costs(drafter, plain) or set_costs(drafter, guess, plain)
 
 
 def measure_drafting(drafter: Drafter) -> None:
@@ -107,14 +112,13 @@ def measure_drafting(drafter: Drafter) -> None:
     """
     if isinstance(drafter, AutoregressiveDrafter):
         try:
-            for plain in (True, False):
-                pass_cost(drafter, plain)
+            pass_cost(drafter)
         except Exception as error:
             log.warning("what drafting with %s takes could not be measured: %s", drafter.source, error)
 
 
-def _round_seconds(drafter: Drafter, plain: bool) -> Costs:
-    seconds = _measure_rounds(drafter, plain) if isinstance(drafter, AutoregressiveDrafter) else {}
+def _round_seconds(drafter: Drafter) -> Costs:
+    seconds = _measure_rounds(drafter) if isinstance(drafter, AutoregressiveDrafter) else {}
     if len(seconds) < 2:  # nor does one that drafts nothing, as where a tree's budget allows no node
         passes = costs_of(drafter.target)
         return type(passes)({int(width) - 1: passes(int(width)) for width in passes.widths})
@@ -138,13 +142,11 @@ class ByTurns(Fixed):
         self._wanted = next(self._lengths)
 
 
-def _measure_rounds(drafter: Drafter, plain: bool) -> dict[int, float]:
+def _measure_rounds(drafter: Drafter) -> dict[int, float]:
     """The least seconds of rounds by what they draft. They take turns, so that other work on the machine slows all."""
     new = ROUNDS * sum(1 + drafted for drafted in DRAFTED)
     prompt = [0] * max(1, min(NEAR, drafter.target.context - new))
-    # What is not plain may be many things; sampling is the commonest, and its text need not be any in particular.
-    how: dict[str, Any] = {"script": [0] * new} if plain else {"sampling": True, "seed": 0}
-    request = Request(prompt, limit=new, policy=ByTurns(), **how)
+    request = Request(prompt, limit=new, policy=ByTurns(), script=[0] * new)
     kept, drafter.calibration = drafter.calibration, Calibration()  # this text teaches nothing
     try:
         for _ in islice(Engine(drafter.target, drafter).run([request]), ROUNDS * len(DRAFTED)):
