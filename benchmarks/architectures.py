@@ -60,7 +60,7 @@ class Finding:
 
 
 class Siblings(Drafter):
-    """Knows the output, and proposes it with wrong tokens beside every right one, before it and behind it."""
+    """Knows the output, and proposes it with wrong tokens beside every right one, before it and after it."""
 
     source = "siblings"
 

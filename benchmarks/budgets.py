@@ -3,7 +3,7 @@ simulation, without a model.
 
     python benchmarks/budgets.py [--verify 0.1] [--rounds 800] [--seeds 3]
 
-Each round drafts a tree of two tokens behind every node, four deep. Of two siblings the first is right with a
+Each round drafts a tree of two tokens after every node, four deep. Of two siblings the first is right with a
 probability whose log odds lie around those of its regime (see stopping.py), the second with 0.4 of what is left. The
 drafter is surer of itself than it should be. The clairvoyant rule knows the probability of every node and the rate of
 the long run; not what will be accepted.

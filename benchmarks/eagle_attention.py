@@ -106,7 +106,7 @@ def right(guess: Guess, texts: Sequence[tuple[list[int], int]]) -> Tensor:
     """Whether the first drafted token is the model's, for every root among the answers' tokens."""
     found = []
     for ids, prompt in track(texts, "guessing", console=BAR):
-        guesses = guess(torch.tensor([ids]))  # the last one is of the token behind the text
+        guesses = guess(torch.tensor([ids]))  # the last one is of the token after the text
         count = len(ids) - prompt - 1
         found.append(guesses[-count - 1 : -1] == torch.tensor(ids[-count:]))
     return torch.cat(found)

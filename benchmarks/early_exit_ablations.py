@@ -3,7 +3,7 @@
     python benchmarks/early_exit_ablations.py heads --data DATA --text FILE … --out DIR [--only NAME …] [-- OPTION …]
     python benchmarks/early_exit_ablations.py policies --answers FILE [--drafter early-exit] [--cost C]
 
-`heads` trains a head for each row, all alike but for what the row says (what stands behind `--` goes to `paceline train
+`heads` trains a head for each row, all alike but for what the row says (what stands after `--` goes to `paceline train
 early-exit`), and measures them on the same held-back samples of DATA. The row "open text only" learns as many tokens of
 the files of `--text`, none of them the model's own. A command that was stopped goes on where it was; what is done is
 only read. `policies` replays answers (`trigram_answers.py`) under each policy, so that all draft for the same text; its

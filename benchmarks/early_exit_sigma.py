@@ -3,7 +3,7 @@
     python benchmarks/early_exit_sigma.py record --answers FILE --out DRAFTS [--each 4] [--drafter early-exit]
     python benchmarks/early_exit_sigma.py sweep --drafts DRAFTS [--seeds 10] [--cost 0.38] [--out RESULT]
 
-`record` walks the drafter over answers (of `trigram_answers.py`), one token at a time, and keeps what it drafts behind
+`record` walks the drafter over answers (of `trigram_answers.py`), one token at a time, and keeps what it drafts after
 every one: how many tokens were right, and what a policy sees of each. `sweep` then has policies decide over these
 records, which needs no model, so that many rules and seeds cost nothing. Policies draft what was recorded, so none
 drafts more than DEPTH tokens. Its speedup is what equation 14 predicts for a drafted token that costs C target passes.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 BAR = Console(stderr=True)
 DEPTH = 6
 SIGMAS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0)  # sigma_s, of rounds; sigma_m stays 0.1
-Record = list[tuple[int, list[list[float]]]]  # behind every token: how many drafted ones are right, signals of each
+Record = list[tuple[int, list[list[float]]]]  # after every token: how many drafted ones are right, signals of each
 
 
 # -- record --------------------------------------------------------------------------------------------------------

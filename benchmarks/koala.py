@@ -4,12 +4,12 @@
     paceline bench --methods "$(python benchmarks/koala.py methods --out DIR)" --suite … --out RESULTS
     python benchmarks/koala.py table --out DIR [--results RESULTS]
 
-`train` trains a head for every combination of what it is given (what stands behind `--` goes to `paceline train`), all
+`train` trains a head for every combination of what it is given (what stands after `--` goes to `paceline train`), all
 on the same data for the same steps; what is in DIR already is not trained again, and more may join it later. `methods`
 names, for the benchmark, plain decoding and each head's chain, and with `--tree` its dynamic tree. `table` has a row
 for all seeds of a head, mean and standard deviation: simulated acceptance on the samples that training held back, the
 same for all heads; what the discriminator adds to it, seed by seed, how often it is right in the end and how well the
-head fools it; and of RESULTS n-alpha, tau and the speedup over `ar`. Options behind `--` that only one kind has go with
+head fools it; and of RESULTS n-alpha, tau and the speedup over `ar`. Options after `--` that only one kind has go with
 `--kinds`.
 """
 

@@ -148,7 +148,7 @@ def show(pair: list[dict[str, Any]], prompt_tokens: int) -> None:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Tokens a second of wall clock, and behind the prompt; their ratio over all prompts, and prompt by prompt."""
+    """Tokens a second of wall clock, and after the prompt; their ratio over all prompts, and prompt by prompt."""
     mine, theirs = ([row for row in rows if row["runtime"] == name] for name in BOTH)
     theirs.sort(key=lambda row: [other["id"] for other in mine].index(row["id"]))
 

@@ -29,7 +29,7 @@ def train(kind: str, folder: Path, words: Sequence[str]) -> None:
 
 
 def own_and_passed() -> tuple[list[str], list[str]]:
-    """The words of the command line for the program itself, and those behind `--`."""
+    """The words of the command line for the program itself, and those after `--`."""
     own = sys.argv[1:]
     at = own.index("--") if "--" in own else len(own)
     return own[:at], own[at + 1 :]

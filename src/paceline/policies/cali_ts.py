@@ -99,7 +99,7 @@ class CaliTS(ThompsonSampling):
         return super().more(depth)
 
     def keep(self, q: Float[Tensor, " vocab"] | None, depth: int, hidden: Tensor | None = None) -> bool:
-        """Always True: Algorithm 3 stops behind a token, not before it. theta_M is that of what is seen here."""
+        """Always True: Algorithm 3 stops after a token, not before it. theta_M is that of what is seen here."""
         if self.predict:
             seen = self.predictor.see(q, depth, self._verified, hidden)
             if self.online:

@@ -14,7 +14,7 @@ AUTO = "auto"
 class ThompsonSampling(StoppingPolicy):
     """theta, the probability that a drafted token is accepted, is drawn from what is known of it; the draw decides.
 
-    As in the paper: the first token of a round is drafted unasked; behind every token theta is drawn anew, and drafting
+    As in the paper: the first token of a round is drafted unasked; after every token theta is drawn anew, and drafting
     goes on with probability theta.
 
     With a `cost`: the draw decides whether to draft at all, as if it were the truth, so that a request that had stopped
@@ -46,7 +46,7 @@ class ThompsonSampling(StoppingPolicy):
             self.long_run = LongRun(setting.cost)
 
     def theta(self, depth: int) -> float:
-        """A draw of theta behind the token drafted at `depth` (step 8)."""
+        """A draw of theta after the token drafted at `depth` (step 8)."""
         raise NotImplementedError
 
     def first_theta(self) -> float:

@@ -47,7 +47,7 @@ class TrainedStop(StoppingPolicy):
         self._use(trained)
 
     def stops(self, acceptance: float) -> bool:
-        """Whether to stop behind a token that will be accepted with this probability."""
+        """Whether to stop after a token that will be accepted with this probability."""
         raise NotImplementedError
 
     def more(self, depth: int) -> bool:

@@ -55,7 +55,7 @@ class Listener(StoppingPolicy):
         return True
 
     def finish(self) -> None:
-        """The draft is made: what came behind its last level belongs to that."""
+        """The draft is made: what came after its last level belongs to that."""
         if self.levels:
             self.levels[-1] += now() - self._since
 
@@ -182,7 +182,7 @@ def record(
 
     Args:
         sources: by name, of one target, used for nothing else.
-        shares: by name, where the target's pass behind drafts of the source is not a whole one.
+        shares: by name, where the target's pass after drafts of the source is not a whole one.
     """
     heard = {name: Heard(drafter) for name, drafter in sources.items()}
     if not heard:
