@@ -226,6 +226,10 @@ class Budget:
             found.append(found[parent] * right if right < 1.0 else found[parent])
         return found
 
+    def right(self, source: str, share: float) -> float:
+        """P(a token is right | those before it are), of which its source says `share`."""
+        return share * self._factor(source)[bisect(CLASSES, share)]
+
     def _factor(self, source: str) -> list[float]:
         """By class; they stay as they are until the round's outcome."""
         factors = self._factors.get(source)

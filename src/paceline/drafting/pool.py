@@ -81,21 +81,40 @@ class Pool:
         return self._plan
 
     def _add(self, own: TokenTree) -> bool:
-        """Add candidates: each token once, with the highest of its scores. False where nothing changes."""
+        """Add candidates: each token once, as the proposal of the source that is more to be believed there. False where
+        nothing changes.
+
+        Sources are compared by what they say of a token if those before it are right. So a source that is surer of a
+        token says nothing against what another has after it.
+        """
         tree = self.tree
         if not tree.drafted:
             self.tree = own
             return own.drafted > 0
         changed = False
         there = {edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
-        to = [0]
-        for node in range(1, len(own)):
-            parent, token, score = to[own.parents[node]], own.tokens[node], own.scores[node] or 0.0
+        shares, to = _shares(tree), [0]
+        for node, share in enumerate(_shares(own)[1:], start=1):
+            parent, token, source = to[own.parents[node]], own.tokens[node], own.sources[node]
             place = there.get((parent, token))
             if place is None:
-                place = there[parent, token] = tree.add(token, parent, own.sources[node], score=score)
+                place = there[parent, token] = tree.add(token, parent, source)
+                shares.append(share)
                 changed = True
-            elif score > (tree.scores[place] or 0.0):
-                tree.scores[place], tree.sources[place], changed = score, own.sources[node], True
+            elif self._trusted(source, share) > self._trusted(tree.sources[place], shares[place]):
+                shares[place], tree.sources[place], changed = share, source, True
             to.append(place)
+        if changed:
+            for node, parent in enumerate(tree.parents[1:], start=1):
+                tree.scores[node] = (tree.scores[parent] or 1.0) * shares[node]
         return changed
+
+    def _trusted(self, source: str, share: float) -> float:
+        return self._budget.right(source, share) if self._budget else share
+
+
+def _shares(tree: TokenTree) -> list[float]:
+    """Of each node what its source says of P(it is right | those before it are)."""
+    scores = tree.scores
+    after = zip(tree.parents[1:], scores[1:], strict=True)
+    return [1.0, *((score or 0.0) / (scores[parent] or 1.0) for parent, score in after)]
