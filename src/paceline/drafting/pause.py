@@ -44,7 +44,9 @@ class Pause:
             rate: tokens a second that time brings otherwise.
             seconds: that drafting took.
         """
-        known = self._known.setdefault(rows.bit_length(), _Known())
+        known = self._known.get(rows.bit_length())
+        if known is None:
+            known = self._known[rows.bit_length()] = _Known()
         known.gate.learn(0.0, gain)
         known.stopwatch.learn(seconds)
         known.rate, known.rounds, known.paid = rate, known.rounds + 1, gain > MUCH
