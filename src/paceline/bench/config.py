@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -85,7 +85,7 @@ class BenchConfig:
         servers = bool(self.endpoints)
         for name in ("methods", "tasks", "endpoints"):
             object.__setattr__(self, name, _names(getattr(self, name)))
-        object.__setattr__(self, "temperatures", self.each_temperature)
+        object.__setattr__(self, "temperatures", _numbers(self.temperatures))
         object.__setattr__(self, "out", Path(self.out))
         require(not servers or bool(self.endpoints), "name at least one endpoint")
         if self.endpoints:
@@ -113,12 +113,8 @@ class BenchConfig:
 
     @property
     def each_temperature(self) -> tuple[float, ...]:
-        """`temperatures` as numbers."""
-        given = self.temperatures
-        try:
-            return tuple(map(float, _names(given) if isinstance(given, str) else given))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise OptionError(f"temperatures are numbers with commas between them, or a list, not {given!r}") from error
+        """`temperatures`, which are numbers since the config was made."""
+        return cast("tuple[float, ...]", self.temperatures)
 
     def _check_endpoints(self) -> None:
         names = tuple(parse_endpoint(endpoint)[0] for endpoint in self.endpoints)
@@ -160,6 +156,13 @@ def parse_endpoint(endpoint: str) -> tuple[str, str]:
         url = httpx.URL("")
     require(bool(url.host), f"an endpoint is [NAME=]http://…, not '{endpoint}'")
     return (found and found[1]) or url.netloc.decode(), str(url).rstrip("/").removesuffix("/v1")
+
+
+def _numbers(given: str | Sequence[float]) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, _names(given) if isinstance(given, str) else given))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OptionError(f"temperatures are numbers with commas between them, or a list, not {given!r}") from error
 
 
 def _names(value: str | Sequence[str]) -> tuple[str, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rich.console import Console
 from typer import Option
 
 from paceline.cli.console import print_json
-from paceline.cli.options import ModelOptions, given_path, grouped
+from paceline.cli.options import ModelOptions, Verifier, given_path, grouped
 from paceline.errors import OptionError
 
 
@@ -50,7 +50,7 @@ def bench(
     batch: Annotated[int, Option("--batch", "-b", min=1, help="Prompts decoded at a time.")] = 1,
     seed: Annotated[int, Option("--seed", min=0, max=2**32 - 1, help="Of sampling.")] = 0,
     verifier: Annotated[
-        Literal["auto", "match", "rejection"],
+        Verifier,
         Option("--verifier", help="How sampled drafts are verified; match: samples are compared, too."),
     ] = "auto",
     trace: Annotated[

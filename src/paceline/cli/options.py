@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from paceline.targets import Target
 
 
+#: How sampled drafts are verified.
+Verifier = Literal["auto", "match", "rejection"]
+
+
 def given_path(text: str) -> Path:
     """What options take for a path: Path would make the current folder of an empty text."""
     if not text:
@@ -151,7 +155,7 @@ class MethodOptions:
         _option("Method", "--policy", "-p", help="NAME[:OPTION=VALUE]…; default the drafter's own."),
     ] = None
     verifier: Annotated[
-        Literal["auto", "match", "rejection"],
+        Verifier,
         _option("Method", "--verifier", help="How sampled drafts are verified."),
     ] = "auto"
 

@@ -74,8 +74,6 @@ class Gate:
         self._before, self._fading, self._weight = before, fading, weight
         self._seen = [NOTHING] * (len(EDGES) + 1)  # count, sum and squares of gains, fading
         self._all = NOTHING  # of these together
-        self._learned = 0  # how often anything was
-        self._drawn: dict[tuple[int, int], tuple[float, float]] = {}  # what is drawn from: it is asked more than told
 
     def asks(self, without: float, lost: float, random: Random) -> bool:
         """Whether to ask the source.
@@ -84,11 +82,8 @@ class Gate:
             without: tokens that the round gains already.
             lost: tokens that the time for asking would bring otherwise.
         """
-        key = bisect(EDGES, without), self._before._learned if self._before else 0
-        if (drawn := self._drawn.get(key)) is None:
-            mean, variance, count = self._belief(key[0])
-            drawn = self._drawn[key] = mean, sqrt(variance / count)
-        return random.gauss(*drawn) > lost
+        mean, variance, count = self._belief(bisect(EDGES, without))
+        return random.gauss(mean, sqrt(variance / count)) > lost
 
     def learn(self, without: float, gain: float) -> None:
         """It was asked, and brought so much."""
@@ -96,7 +91,6 @@ class Gate:
         count, total, squares = before = self._seen[kind]
         self._seen[kind] = after = count * fading + 1.0, total * fading + gain, squares * fading + gain * gain
         self._all = _moved(self._all, before, after)
-        self._forget_draws()
         if self._before:
             self._before.learn(without, gain)
 
@@ -114,11 +108,6 @@ class Gate:
         self._all = NOTHING
         for seen in self._seen:
             self._all = _moved(self._all, NOTHING, seen)
-        self._forget_draws()
-
-    def _forget_draws(self) -> None:
-        self._learned += 1
-        self._drawn.clear()
 
     def _belief(self, kind: int) -> tuple[float, float, float]:
         """Mean, variance and how many rounds they rest on."""

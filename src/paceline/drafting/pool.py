@@ -38,8 +38,7 @@ class Pool:
         self._slots, self._rows, self._others, self._most = slots, rows, others, most
         self._drafting = 0.0  # seconds
         self._rate: float | None = None  # tokens a second, this round
-        self._plan: Selection | None = None  # of the candidates that there are,
-        self._gain = 0.0  # and what they are worth
+        self._plan: Selection | None = None  # of the candidates that there are
 
     def asks(self, at: int, seconds: float, random: Random) -> bool:
         """Whether drafter number `at` is worth asking for so long, beside what there is already."""
@@ -54,8 +53,6 @@ class Pool:
         before = self._gain
         if self._add(own):
             self._plan = None
-            if self._budget:
-                self._gain = self._planned(self._budget).gain
         self._drafting += seconds
         if self._gates:
             self._gates[at].learn(before, self._gain - before)
@@ -72,6 +69,11 @@ class Pool:
         for score, parent in zip(self.tree.scores[1:], self.tree.parents[1:], strict=True):
             scores.append(min(score or 0.0, scores[parent]))
         return self.tree.keep(best_first(scores)[:most])
+
+    @property
+    def _gain(self) -> float:
+        """What the candidates are worth."""
+        return self._planned(self._budget).gain if self._budget and self.tree.drafted else 0.0
 
     def _planned(self, budget: Budget) -> Selection:
         if self._plan is None:
