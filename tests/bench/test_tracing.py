@@ -24,15 +24,18 @@ def test_the_share_of_a_pass_that_is_left() -> None:
     )
     assert _share(late, whole) == pytest.approx(0.5)  # of width 2: one of width 1 is whole, a single one says little
     assert _share([], whole) == 1.0
+    drafted = [TimedPass(2, 20, 1.5, 0.5, 0.0)] + [TimedPass(1, 20, 0.5, 0.4, 0.0)] * 12
+    plain = [TimedPass(1, 20, 2.0, 0.1, 0.0)] * 30
+    assert _share([*drafted, *plain], whole) == pytest.approx(0.25)  # of drafts that were given up
 
 
 def test_what_choosing_takes() -> None:
     head = Source("head", "whole", 4, "pace", [1.0, 0.5], 0.25)
     look_up = Source("look-up", "free", 4, "fixed", [0.125], 0.0)
-    refused = [TimedPass(1, 10, 5.0, 1.5, 1.0)] * 12  # drafted, and not kept
-    never = [TimedPass(1, 10, 5.0, 0.01, 1.0)] * 30
-    assert _choosing([*refused, *never], [head], 0.25) == pytest.approx(0.5 + 0.5)
-    assert _choosing(never, [head], 0.25) == pytest.approx(0.5)
+    refused = [TimedPass(1, 10, 5.0, 1.5, 1.0)] * 30  # drafted, and not kept, after it had caught up
+    never = [TimedPass(1, 10, 5.0, 0.125, 1.0)] * 12
+    assert _choosing([*refused, *never], [head], 0.25) == pytest.approx(0.125 + 0.5)
+    assert _choosing(refused, [head], 0.25) == pytest.approx(0.5)
     assert _choosing([TimedPass(1, 10, 5.0, 0.375, 0.0)] * 12, [look_up, head], 0.25) == pytest.approx(0.25)
 
 

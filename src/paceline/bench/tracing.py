@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -137,19 +138,22 @@ def _profile(passes: Sequence[TimedPass], llm: LLM) -> dict[str, Any]:
 
 
 def _choosing(rounds: Sequence[TimedPass], sources: Sequence[Source], overhead: float) -> float:
-    """Seconds of a round that are neither its pass nor its sources': of rounds in which the sources were asked, and
-    nothing was drafted.
+    """Seconds of a round that are neither its pass nor its sources', of rounds in which nothing was verified. Those of
+    a drafter that pays for its tokens are rounds in which it was not asked: one that is seldom asked has to catch up
+    first, which has nothing to do with choosing.
     """
-    asked = sum(source.levels[0] for source in sources if source.levels and (source.kind == FREE or len(sources) == 1))
-    drafts = [one.draft for one in rounds if one.width == 1 and one.draft > asked / 2]
+    free = sum(source.levels[0] for source in sources if source.levels and source.kind == FREE)
+    first = sources[0].levels[0] if len(sources) == 1 and sources[0].levels and not free else 0.0
+    plain = [one.draft for one in rounds if one.width == 1]
+    drafts = [draft for draft in plain if (draft <= first / 2 if first else draft > free / 2)]
     others = median(one.other for one in rounds) - overhead - sum(source.observe for source in sources)
-    return max(median(drafts) - asked if len(drafts) >= ENOUGH else 0.0, 0.0) + max(others, 0.0)
+    return max(median(drafts) - free if len(drafts) >= ENOUGH else 0.0, 0.0) + max(others, 0.0)
 
 
 def _share(own: Sequence[TimedPass], whole: Sequence[TimedPass]) -> float:
-    """Of a whole pass, those after drafts of one drafter."""
+    """Of a whole pass, those after drafts of one drafter, which may have been given up."""
     usual = _medians(whole)
-    ratios = [
-        seconds / usual[key] for key, seconds in _medians([one for one in own if one.width > 1]).items() if key in usual
-    ]
+    drafting = median([one.draft for one in own if one.width > 1] or [inf])
+    after = [one for one in own if one.width > 1 or one.draft > drafting / 2]
+    ratios = [seconds / usual[key] for key, seconds in _medians(after).items() if key in usual]
     return median(ratios) if ratios else 1.0

@@ -155,7 +155,7 @@ class PaidSource(Drafter):
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         [row] = rows
         place: TracedPlace = row.state
-        draft, depth, policy = self.recorded.draft(row, place), 0, row.policy
+        draft, depth, levels, policy = self.recorded.draft(row, place), 0, 0, row.policy
         place.length = len(row.ids)
         least = 0.0 if place.budget is None else place.budget.min_score(1, self.recorded.levels[-1])
         best = self._best(draft)
@@ -163,10 +163,11 @@ class PaidSource(Drafter):
             if self.competes and depth and best[depth - 1] < least:
                 break
             self.recorded.spend(self.recorded.levels[min(depth, len(self.recorded.levels) - 1)])
+            levels += 1
             if not policy.keep(distribution(tuple(draft.beliefs[depth])) if policy.reads_q else None, depth):
                 break
             depth += 1
-        self.recorded.target.share = self.recorded.about.pass_share if depth else 1.0
+        self.recorded.target.share = self.recorded.about.pass_share if levels else 1.0
         tree = self.recorded.tree(row, draft, depth, 0.0, self.nodes)
         return [place.budget.choose(tree, slots=place.length) if place.budget else tree]
 
