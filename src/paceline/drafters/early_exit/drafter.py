@@ -65,7 +65,6 @@ class EarlyExit(AutoregressiveDrafter):
         self.exit.cache.move(source, target)
 
     # -- drafting --------------------------------------------------------------------------------------------------
-    @torch.inference_mode()
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         self._entered = []
         trees = super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
@@ -80,6 +79,7 @@ class EarlyExit(AutoregressiveDrafter):
         hidden = self._exit(rows, Span(ids, self.cache.lengths[: len(rows)].copy(), offset=depth))
         return Step(self.exit.logits(hidden)[:, 0], hidden[:, 0])
 
+    @torch.inference_mode()
     def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
         self.sharing = len(rows) + self.others
         beams = [Beam(row.ids[-1], self.tree, self.nodes, self.source) for row in rows]

@@ -110,7 +110,6 @@ class Medusa(AutoregressiveDrafter):
             state.budget.observe(row.ids[state.length :])
 
     # -- drafting --------------------------------------------------------------------------------------------------
-    @torch.inference_mode()
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         self._rows, self._guesses = rows, None
         trees = super().draft(rows) if self.tree == CHAIN else self._draft_trees(rows)
@@ -128,6 +127,7 @@ class Medusa(AutoregressiveDrafter):
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         return Step(self.guesses.logits[:, depth], self.guesses.states[:, depth])
 
+    @torch.inference_mode()
     def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
         self.sharing, started = len(rows) + self.others, now()
         depths = [self._reach(row) for row in rows]
