@@ -72,6 +72,9 @@ def trace() -> Trace:
         texts.append(TracedText("chat", str(number), number, prompt, output.tokens))
     drafters = {name: plain.method(SOURCES[name] or name).drafter for name in SOURCES}
     drafters["auto:head=none"] = plain.method("auto:head=none").drafter
+    drafters["merge:drafters=suffix|suffix;shortest=5"] = plain.method(
+        "merge:drafters=suffix|suffix;shortest=5"
+    ).drafter
     drafters["merge:drafters=suffix|eagle"] = plain.method(
         lambda target: paceline.drafters.merge.Merge(target, drafters=[Suffix(target), eagle(target, tree=2)])
     ).drafter
@@ -123,6 +126,16 @@ def test_costs_decide(trace: Trace) -> None:
     }
     assert rounds["free"] < 0.8 * rounds["steep"]
     assert rounds["steep"] > 0.8 * NEW * len(PROMPTS)
+
+
+def test_parts_of_a_kind(trace: Trace) -> None:
+    """A merge may have a drafter twice, with other options."""
+    name = "merge:drafters=suffix|suffix;shortest=5"
+    often, seldom = parts = trace.header.parts[name]
+    assert (often, seldom) == (f"{name}/suffix", f"{name}/suffix-2")
+    drafts = {part: [len(draft.tokens) for text in trace.texts for draft in text.drafts[part]] for part in parts}
+    assert sum(drafts[often]) > sum(drafts[seldom])
+    assert project(trace, name, terms_of("here", PROFILE, trace))["chat"].tokens == NEW * len(PROMPTS)
 
 
 @pytest.mark.parametrize(

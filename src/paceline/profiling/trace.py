@@ -103,7 +103,8 @@ class Header:
         profile: costs of passes as `targets.costs.read_passes` takes them, from the passes of the run itself.
         overhead: seconds of a plain round beside its pass.
         choosing: by method, seconds of a round that its policy, gates and budgets take.
-        sources: by drafter as it was written; the parts of a merged one as `METHOD/PART`.
+        sources: by drafter as it was written; the parts of a merged one as `METHOD/PART`, a second one of
+            the same kind as `METHOD/PART-2`, and so on.
         parts: of each merged drafter its sources, in their order.
         measured: by method and task.
     """
