@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,18 @@ def test_what_was_not_traced(trace: Trace, method: str, part: str) -> None:
         project(trace, method, terms_of("here", PROFILE, trace))
 
 
+def test_a_source_that_shows_no_distributions(trace: Trace) -> None:
+    """One that does not ask its policy step by step: what it drafts counts as chosen."""
+    texts = [
+        TracedText(**{**vars(text), "drafts": {"eagle": [replace(one, beliefs=[]) for one in text.drafts["eagle"]]}})
+        for text in trace.texts
+    ]
+    silent = Trace(replace(trace.header, sources={"eagle": trace.header.sources["eagle"]}, parts={}), texts)
+    here = terms_of("here", PROFILE, silent)
+    sure = project(silent, "eagle+max-confidence:k-max=4", here)
+    assert sure["chat"].rounds == project(silent, "eagle+fixed:k=4", here)["chat"].rounds
+
+
 def test_what_cannot_be_traced() -> None:
     plain = llm_with("none", "fixed:k=0")
     with pytest.raises(OptionError, match="cannot be traced"):
@@ -212,6 +225,18 @@ def first_text(**changes: Any) -> Any:
     return lambda lines: [lines[0], lines[1] | changes, *lines[2:]]
 
 
+def drafts_with(**values: Any) -> Any:
+    """With these in place of the first of each list that has some."""
+
+    def changed(draft: dict[str, Any]) -> dict[str, Any]:
+        return draft | {name: [value, *draft[name][1:]] for name, value in values.items() if draft[name]}
+
+    return lambda lines: [
+        lines[0],
+        lines[1] | {"drafts": {name: [changed(one) for one in found] for name, found in lines[1]["drafts"].items()}},
+    ]
+
+
 @pytest.mark.parametrize(
     "change",
     {
@@ -230,6 +255,15 @@ def first_text(**changes: Any) -> Any:
                 }
             },
         ],
+        "no number for a score": drafts_with(scores="x"),
+        "a list for a parent": drafts_with(parents=[0]),
+        "half a node for a parent": drafts_with(parents=0.5),
+        "a parent that comes later": drafts_with(parents=1),
+        "a list for a token": drafts_with(tokens=[]),
+        "no numbers for beliefs": drafts_with(beliefs=["x", "y"]),
+        "an empty belief": drafts_with(beliefs=[]),
+        "a seed that is none": first_text(seed=[]),
+        "a number for the task": first_text(task=3),
         "no output": first_text(output=[]),
         "no prompt": first_text(prompt=[]),
         "no ids": first_text(output=["a"] * NEW),
