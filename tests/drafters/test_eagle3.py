@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +17,15 @@ from helpers import hf_greedy, one_thread, small_neox  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafters.auto import trained_head
+from paceline.drafters.dispatch import Dispatch
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.fused_head import ADDED, OWN, Eagle3Config, Eagle3Head, llama_layers
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.eagle.kinds import find_eagle, take_eagle
-from paceline.drafting.base import Row
+from paceline.drafters.early_exit.drafter import EarlyExit
+from paceline.drafters.early_exit.head import ExitHead
+from paceline.drafters.merge import Merge
+from paceline.drafting.base import Drafter, Row
 from paceline.drafting.tree import TokenTree
 from paceline.errors import CheckpointMismatch, OptionError
 from paceline.policies.fixed import Fixed
@@ -96,6 +100,27 @@ def test_output_of_ragged_batches(make: type, options: dict[str, object]) -> Non
     for request, prompt in zip(requests, PROMPTS, strict=True):
         assert request.output == hf_greedy(model, prompt, len(request.output))
     assert sum(request.stats.drafted for request in requests) > 20
+
+
+def dispatched(target: Target, *drafters: Drafter) -> Drafter:
+    return Dispatch(target, {drafter.source: drafter for drafter in drafters})
+
+
+@pytest.mark.parametrize(
+    "together", [lambda target, *parts: Merge(target, drafters=parts, budget=6), dispatched], ids=["merge", "dispatch"]
+)
+def test_beside_an_exit_above_what_it_reads(together: Callable[..., Drafter]) -> None:
+    """It reads states that a pass from the exit layer on does not come by."""
+    target = as_target(small_llama())
+    exit_ = EarlyExit(target, head=ExitHead.from_target(small_llama(), 2))
+    own = Eagle(target, head=noisy(small_llama()), tree=2)
+    assert min(own.taps) < exit_.layers
+    requests = [Request(prompt, limit=NEW, policy=Ragged()) for prompt in PROMPTS]
+    for _ in Engine(target, together(target, exit_, own)).run(requests, batch=3):
+        pass
+    for request, prompt in zip(requests, PROMPTS, strict=True):
+        assert request.output == hf_greedy(target.model, prompt, NEW)
+    assert sum(request.stats.drafted for request in requests) > 0
 
 
 @pytest.mark.parametrize("tier", list(TIERS))

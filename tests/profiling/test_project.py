@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,9 @@ def trace() -> Trace:
         texts.append(TracedText("chat", str(number), number, prompt, output.tokens))
     drafters = {name: plain.method(SOURCES[name] or name).drafter for name in SOURCES}
     drafters["auto:head=none"] = plain.method("auto:head=none").drafter
+    drafters["merge:drafters=suffix|suffix;shortest=5"] = plain.method(
+        "merge:drafters=suffix|suffix;shortest=5"
+    ).drafter
     drafters["merge:drafters=suffix|eagle"] = plain.method(
         lambda target: paceline.drafters.merge.Merge(target, drafters=[Suffix(target), eagle(target, tree=2)])
     ).drafter
@@ -125,6 +129,16 @@ def test_costs_decide(trace: Trace) -> None:
     assert rounds["steep"] > 0.8 * NEW * len(PROMPTS)
 
 
+def test_parts_of_a_kind(trace: Trace) -> None:
+    """A merge may have a drafter twice, with other options."""
+    name = "merge:drafters=suffix|suffix;shortest=5"
+    often, seldom = parts = trace.header.parts[name]
+    assert (often, seldom) == (f"{name}/suffix", f"{name}/suffix-2")
+    drafts = {part: [len(draft.tokens) for text in trace.texts for draft in text.drafts[part]] for part in parts}
+    assert sum(drafts[often]) > sum(drafts[seldom])
+    assert project(trace, name, terms_of("here", PROFILE, trace))["chat"].tokens == NEW * len(PROMPTS)
+
+
 @pytest.mark.parametrize(
     "method", ["auto:head=none", "merge:drafters=suffix|eagle", "eagle", "medusa:tree=dynamic:budget=5"]
 )
@@ -153,6 +167,18 @@ def test_shipped_profiles(trace: Trace, name: str) -> None:
 def test_what_was_not_traced(trace: Trace, method: str, part: str) -> None:
     with pytest.raises(OptionError, match=part):
         project(trace, method, terms_of("here", PROFILE, trace))
+
+
+def test_a_source_that_shows_no_distributions(trace: Trace) -> None:
+    """One that does not ask its policy step by step: what it drafts counts as chosen."""
+    texts = [
+        TracedText(**{**vars(text), "drafts": {"eagle": [replace(one, beliefs=[]) for one in text.drafts["eagle"]]}})
+        for text in trace.texts
+    ]
+    silent = Trace(replace(trace.header, sources={"eagle": trace.header.sources["eagle"]}, parts={}), texts)
+    here = terms_of("here", PROFILE, silent)
+    sure = project(silent, "eagle+max-confidence:k-max=4", here)
+    assert sure["chat"].rounds == project(silent, "eagle+fixed:k=4", here)["chat"].rounds
 
 
 def test_what_cannot_be_traced() -> None:
@@ -199,6 +225,18 @@ def first_text(**changes: Any) -> Any:
     return lambda lines: [lines[0], lines[1] | changes, *lines[2:]]
 
 
+def drafts_with(**values: Any) -> Any:
+    """With these in place of the first of each list that has some."""
+
+    def changed(draft: dict[str, Any]) -> dict[str, Any]:
+        return draft | {name: [value, *draft[name][1:]] for name, value in values.items() if draft[name]}
+
+    return lambda lines: [
+        lines[0],
+        lines[1] | {"drafts": {name: [changed(one) for one in found] for name, found in lines[1]["drafts"].items()}},
+    ]
+
+
 @pytest.mark.parametrize(
     "change",
     {
@@ -217,6 +255,15 @@ def first_text(**changes: Any) -> Any:
                 }
             },
         ],
+        "no number for a score": drafts_with(scores="x"),
+        "a list for a parent": drafts_with(parents=[0]),
+        "half a node for a parent": drafts_with(parents=0.5),
+        "a parent that comes later": drafts_with(parents=1),
+        "a list for a token": drafts_with(tokens=[]),
+        "no numbers for beliefs": drafts_with(beliefs=["x", "y"]),
+        "an empty belief": drafts_with(beliefs=[]),
+        "a seed that is none": first_text(seed=[]),
+        "a number for the task": first_text(task=3),
         "no output": first_text(output=[]),
         "no prompt": first_text(prompt=[]),
         "no ids": first_text(output=["a"] * NEW),

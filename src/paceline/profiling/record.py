@@ -162,9 +162,14 @@ def sources_of(drafters: Mapping[str, Drafter]) -> tuple[dict[str, Drafter], dic
     """
     sources: dict[str, Drafter] = {}
     parts: dict[str, list[str]] = {}
+    own: dict[str, Drafter]
     for name, drafter in drafters.items():
         if isinstance(drafter, Merge):
-            own = {f"{name}/{part.source}": part for part in drafter.parts}
+            own = {}
+            for part in drafter.parts:
+                kind = f"{name}/{part.source}"
+                alike = sum(other.source == part.source for other in own.values())  # with other options
+                own[f"{kind}-{alike + 1}" if alike else kind] = part
             parts[name] = list(own)
         else:
             own = {name: drafter}

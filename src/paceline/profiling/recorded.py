@@ -164,7 +164,8 @@ class PaidSource(Drafter):
                 break
             self.recorded.spend(self.recorded.levels[min(depth, len(self.recorded.levels) - 1)])
             levels += 1
-            if not policy.keep(distribution(tuple(draft.beliefs[depth])) if policy.reads_q else None, depth):
+            known = policy.reads_q and depth < len(draft.beliefs)  # a source may not ask its policy step by step
+            if not policy.keep(distribution(tuple(draft.beliefs[depth])) if known else None, depth):
                 break
             depth += 1
         self.recorded.target.share = self.recorded.about.pass_share if levels else 1.0

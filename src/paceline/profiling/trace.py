@@ -103,7 +103,8 @@ class Header:
         profile: costs of passes as `targets.costs.read_passes` takes them, from the passes of the run itself.
         overhead: seconds of a plain round beside its pass.
         choosing: by method, seconds of a round that its policy, gates and budgets take.
-        sources: by drafter as it was written; the parts of a merged one as `METHOD/PART`.
+        sources: by drafter as it was written; the parts of a merged one as `METHOD/PART`, a second one of
+            the same kind as `METHOD/PART-2`, and so on.
         parts: of each merged drafter its sources, in their order.
         measured: by method and task.
     """
@@ -181,12 +182,21 @@ def _check(trace: Trace) -> None:
     good &= all(source.levels for source in header.sources.values() if source.kind == FREE)
     good &= all(part in header.sources for parts in header.parts.values() for part in parts)
     for text in texts:
-        good &= fits([text.prompt, text.output], list[list[int]]) and bool(text.prompt and text.output)
+        good &= fits([text.prompt, text.output, [text.seed]], list[list[int]]) and bool(text.prompt and text.output)
+        good &= isinstance(text.task, str)
         good &= all(len(text.drafts[name]) >= len(text.output) for name in header.sources)
-        good &= all(
-            len(draft.tokens) == len(draft.parents) == len(draft.scores)
-            for drafts in text.drafts.values()
-            for draft in drafts
-        )
+        good &= all(_is_whole(draft) for drafts in text.drafts.values() for draft in drafts)
     if not good:
         raise ValueError("it is incomplete")
+
+
+def _is_whole(draft: TracedDraft) -> bool:
+    """Whether its nodes have all that they need, each after its parent."""
+    scores = [score for score in draft.scores if score is not None]  # `fits` is quick with lists of one kind
+    known = fits([draft.tokens, draft.parents], list[list[int]]) and fits([scores, *draft.beliefs], list[list[float]])
+    return (
+        known
+        and len(draft.tokens) == len(draft.parents) == len(draft.scores)
+        and all(0 <= parent <= at for at, parent in enumerate(draft.parents))
+        and all(draft.beliefs)
+    )
