@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -237,6 +238,16 @@ class TestOneOfItsOwn:
         else:
             assert got.status_code == 503
             assert "shutting down" in got.json()["error"]["message"]
+
+    def test_told_twice_it_waits_for_nothing(self, llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+        step = Engine.step
+        monkeypatch.setattr(Engine, "step", lambda self: (time.sleep(0.05), step(self))[1])
+        with ThreadPoolExecutor() as pool, serving(llms, Settings(rows=1, context=512, drain=25)) as running:
+            pool.submit(running.post, "/v1/completions", json=LONG)
+            wait_until(lambda: bool(running.worker.state))
+            for _ in range(2):
+                running.server.handle_exit(signal.SIGINT, None)
+            wait_until(lambda: not running.worker._thread.is_alive(), 10)
 
 
 class TestToolText:
