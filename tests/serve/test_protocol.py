@@ -200,6 +200,12 @@ class TestRefusals:
             assert answer.status_code == 400
             assert answer.json()["error"]["type"] == "invalid_request_error"
 
+    def test_no_json(self, server: Running) -> None:
+        answer = server.post("/v1/completions", content=b'{"a" 1', headers={"content-type": "application/json"})
+        error = answer.json()["error"]
+        assert error["message"] == "the body is no JSON: Expecting ':' delimiter (character 5)"
+        assert error["param"] is None
+
     def test_a_body_that_is_not_called_json(self, server: Running) -> None:
         """As `curl -d` sends it."""
         for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
