@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from paceline.decoding.engine import Engine
 from paceline.decoding.penalties import LogitBias, OutputPenalty
 from paceline.decoding.prefixes import PrefixStore
 from paceline.drafters.dispatch import Dispatch
-from paceline.drafters.prediction import Alignment
+from paceline.drafters.prediction import Alignment, Progress
 from paceline.errors import OptionError
 from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
@@ -108,6 +109,18 @@ class TestPredictions:
         assert alignment.at is None
         alignment.append(31)
         assert alignment.next(1) == [32]
+
+    def test_a_request_that_goes_on_while_it_is_looked_at(self) -> None:
+        """A server tells how far it is while the engine's thread decodes."""
+
+        class Growing(list[int]):
+            def __getitem__(self, at: Any) -> Any:
+                told = super().__getitem__(at)
+                self.append(len(self))
+                return told
+
+        progress, ids = Progress(Alignment([*range(9)]), seen=0), Growing([0])
+        assert [progress.follow(ids).followed for _ in range(4)] == [1, 2, 3, 4]
 
     @exact
     def test_output_is_the_same_in_fewer_rounds(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,6 +145,19 @@ def test_text_is_decoded_once_a_token() -> None:
     stream = TextStream(tokenizer)  # type: ignore[arg-type]
     assert "".join(map(stream.push, byte_ids(text))) + stream.flush() == text
     assert tokenizer.calls < 1.1 * len(text)
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, sentence_pieces])
+def test_special_tokens_do_not_pile_up(make: Callable[[], PreTrainedTokenizerFast]) -> None:
+    """As where the output goes on after its end: all would be decoded again with each."""
+    tokenizer = make()
+    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    many, ids = [tokenizer.eos_token_id] * 100, tokenizer.encode("a a", add_special_tokens=False)
+    stream = TextStream(tokenizer)
+    text = "".join(map(stream.push, [*many, *ids, *many]))
+    assert len(stream._window) < 40
+    text += "".join(map(stream.push, [*ids, *many, *ids])) + stream.flush()
+    assert text == tokenizer.decode([*ids, *ids, *ids])
 
 
 def test_stop_strings_in_spared_tokens() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import random
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import httpx
@@ -237,6 +239,28 @@ class TestOneOfItsOwn:
         else:
             assert got.status_code == 503
             assert "shutting down" in got.json()["error"]["message"]
+
+    def test_what_has_not_begun_in_time_is_told_so(self, llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+        """A request that came in the round in which time was up."""
+        step, begun = Engine.step, Event()
+        monkeypatch.setattr(Engine, "step", lambda self: (begun.set(), time.sleep(0.5), step(self))[2])
+        with ThreadPoolExecutor() as pool, serving(llms, Settings(rows=1, context=512, drain=0.01)) as running:
+            first = pool.submit(running.post, "/v1/completions", json=LONG)
+            assert begun.wait(10)
+            second = pool.submit(running.post, "/v1/completions", json=LONG)
+            wait_until(lambda: bool(running.worker._orders))
+            running.server.should_exit = True
+            assert [answer.result().status_code for answer in (first, second)] == [503, 503]
+
+    def test_told_twice_it_waits_for_nothing(self, llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+        step = Engine.step
+        monkeypatch.setattr(Engine, "step", lambda self: (time.sleep(0.05), step(self))[1])
+        with ThreadPoolExecutor() as pool, serving(llms, Settings(rows=1, context=512, drain=25)) as running:
+            pool.submit(running.post, "/v1/completions", json=LONG)
+            wait_until(lambda: bool(running.worker.state))
+            for _ in range(2):
+                running.server.handle_exit(signal.SIGINT, None)
+            wait_until(lambda: not running.worker._thread.is_alive(), 10)
 
 
 class TestToolText:

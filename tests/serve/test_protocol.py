@@ -200,6 +200,20 @@ class TestRefusals:
             assert answer.status_code == 400
             assert answer.json()["error"]["type"] == "invalid_request_error"
 
+    def test_no_json(self, server: Running) -> None:
+        answer = server.post("/v1/completions", content=b'{"a" 1', headers={"content-type": "application/json"})
+        error = answer.json()["error"]
+        assert error["message"] == "the body is no JSON: Expecting ':' delimiter (character 5)"
+        assert error["param"] is None
+
+    def test_a_body_that_is_not_called_json(self, server: Running) -> None:
+        """As `curl -d` sends it."""
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+            for kind in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+                answer = server.post(path, content=b'{"prompt": "abc"}', headers=kind)
+                assert answer.status_code == 400
+                assert answer.json()["error"]["message"].endswith("sent with the header content-type: application/json")
+
     @pytest.mark.parametrize("field", ["prompt", "model", "user", "stop", "\\ud800"])
     def test_half_a_surrogate_pair(self, server: Running, field: str) -> None:
         body = f'{{"prompt": "a", "{field}": "\\ud800"}}'.encode()

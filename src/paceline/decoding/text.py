@@ -59,6 +59,8 @@ class TextStream:
                 del self._window[: self._whole]  # what is left begins where a character does
                 self._decoded = self._decode()
             self._whole = len(self._window)
+        elif now == self._decoded and len(self._window) > 2 * WINDOW:  # special tokens, as after an end that is ignored
+            del self._window[self._whole : -WINDOW]
         return self._take(len(self.text) if self.stopped else len(self.text) - self._held())
 
     def flush(self) -> str:

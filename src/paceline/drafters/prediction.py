@@ -70,9 +70,10 @@ class Progress:
     seen: int
 
     def follow(self, ids: list[int]) -> Alignment:
-        for token in ids[self.seen :]:
+        new = ids[self.seen :]  # another thread may append more meanwhile
+        for token in new:
             self.alignment.append(token)
-        self.seen = len(ids)
+        self.seen += len(new)
         return self.alignment
 
 

@@ -55,6 +55,8 @@ def add_error_handlers(app: FastAPI) -> None:
         nearest = max(error.errors(), key=lambda found: len(found["loc"]))  # of several forms the one that nearly fits
         where = ".".join(str(part) for part in nearest["loc"][1:] if not _FORM.fullmatch(str(part))) or None
         said = nearest["msg"].removeprefix("Value error, ")
+        if nearest["type"] == "json_invalid":  # the place is a number of characters, and no field
+            where, said = None, f"the body is no JSON: {nearest['ctx']['error']} (character {where})"
         what = "is not supported" if nearest["type"] == "extra_forbidden" else said
         message = f"{where}: {what}" if where else what
         return answer(400, error_body(message, "invalid_request_error", 400, where))

@@ -33,7 +33,11 @@ class Body(Strict):
     @model_validator(mode="before")
     @classmethod
     def _is_text(cls, data: Any) -> Any:
-        """JSON can name halves of surrogate pairs, which no tokenizer and no response can hold."""
+        """JSON can name halves of surrogate pairs, which no tokenizer and no response can hold. A body of another type,
+        as curl's -d sends it, comes as it is.
+        """
+        if isinstance(data, bytes):
+            raise ValueError("the body must be JSON, sent with the header content-type: application/json")
         try:
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:

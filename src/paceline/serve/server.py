@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ import uvicorn
 from paceline.errors import OptionError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from fastapi import FastAPI
 
 log = logging.getLogger("paceline.serve")
@@ -49,6 +52,13 @@ class Draining(uvicorn.Server):
         closing = asyncio.create_task(asyncio.to_thread(self._app.state.worker.close, self._drain))
         await super().shutdown(sockets)
         await closing
+        if self.force_exit:  # then uvicorn leaves the application as it is
+            await self.lifespan.shutdown()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self.force_exit and self.started:  # Ctrl-C again: nothing is waited for any more
+            threading.Thread(target=self._app.state.worker.close, args=(0.0,)).start()
 
 
 def run(app: FastAPI, at: socket.socket, drain: float) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paceline.serve")
 
+LATE = "the server is shutting down, and the answer took too long"
+
 
 class QueueFull(PacelineError):
     """More requests wait than may."""
@@ -127,7 +129,7 @@ class Worker:
         self._wake = threading.Condition()
         self._pending = 0  # requests accepted and not ended
         self._jobs: list[Job] = []
-        self._closing = False
+        self._closing = self._late = False  # late: whoever waits is told that there will be no answer
         self._trimmer = Trimmer()
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
 
@@ -177,8 +179,9 @@ class Worker:
             self._wake.notify()
         self._thread.join(timeout)
         if self._thread.is_alive():
+            self._late = True  # before the jobs are looked at: one that joins them later finds it set
             for job in list(self._jobs):
-                job.tell(Closing("the server is shutting down, and the answer took too long"))
+                job.tell(Closing(LATE))
                 self.cancel(job)
             self._thread.join()
 
@@ -226,6 +229,9 @@ class Worker:
             return
         job.told = dict.fromkeys(job.requests, 0)
         self._jobs.append(job)
+        if self._late:
+            job.tell(Closing(LATE))
+            self._give_up(job)
 
     def _give_up(self, job: Job) -> None:
         if job not in self._jobs:
