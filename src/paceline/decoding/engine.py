@@ -162,7 +162,7 @@ class Engine(RunningBatch):
         span = tree_span(trees, cache.lengths, self.target.device)
         start, hidden = self.drafter.enter(rows, trees, span, cache)
         taps = self._taps(rows, self.drafter.taps)
-        if any(tap < start for tap in taps):  # of another drafter: only a whole pass comes by there
+        if start and min(taps, default=start) < start:  # of another drafter: only a whole pass comes by there
             start, hidden = 0, None
         forward = self.target.forward if self._needs_logits(rows, trees) else self.target.forward_greedy
         out = forward(span, cache, taps, start, hidden)
