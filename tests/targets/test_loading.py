@@ -96,6 +96,14 @@ def test_not_a_causal_model(config, architectures, model_dir):
         load_model(model_dir, progress=False)
 
 
+@pytest.mark.parametrize("layers", [0, -1])
+def test_no_layers(layers, model_dir):
+    config = json.loads((model_dir / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    with told(UnsupportedModel, f"has {layers} layers"):
+        load_model(model_dir, progress=False)
+
+
 def test_causal_models_are_let_through():
     for config in (LlamaConfig(), GPTNeoXConfig(architectures=["GPTNeoXForCausalLM"]), BertConfig(is_decoder=True)):
         require_causal(config, "x")

@@ -132,6 +132,9 @@ def require_causal(config: PretrainedConfig, name: str, trust_remote_code: bool 
     if not (ours or own_code) or encoder or getattr(config, "is_encoder_decoder", False):
         what = heads[0] if heads else config.model_type
         raise UnsupportedModel(f"{name} is not a causal language model, but {what}")
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise UnsupportedModel(f"{name} has {layers} layers, as its configuration says: it needs one at least")
 
 
 @contextlib.contextmanager
