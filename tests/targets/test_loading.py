@@ -65,6 +65,21 @@ def test_missing_weights_are_not_made_up(model_dir):
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("vocab_size", 300, "other sizes.*embed_tokens.weight is 257 x 32, not 300 x 32"),
+        ("num_key_value_heads", 4, "layers.0.self_attn.k_proj.weight is 16 x 32, not 32 x 32"),
+        ("hidden_size", 33, r"cannot load the config.*hidden size \(33\) is not a multiple"),
+    ],
+)
+def test_a_configuration_of_another_model(model_dir, field, value, says):
+    config = json.loads((model_dir / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps({**config, field: value}))
+    with told(ModelError, says):
+        load_model(model_dir, progress=False)
+
+
+@pytest.mark.parametrize(
     ("config", "architectures"),
     [
         (BertConfig(), ["BertForMaskedLM"]),
@@ -78,6 +93,14 @@ def test_not_a_causal_model(config, architectures, model_dir):
     config.architectures = architectures
     config.save_pretrained(model_dir)
     with told(UnsupportedModel, "not a causal language model"):
+        load_model(model_dir, progress=False)
+
+
+@pytest.mark.parametrize("layers", [0, -1])
+def test_no_layers(layers, model_dir):
+    config = json.loads((model_dir / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    with told(UnsupportedModel, f"has {layers} layers"):
         load_model(model_dir, progress=False)
 
 

@@ -291,6 +291,15 @@ def test_witness_is_what_the_model_says() -> None:
     assert proof.witness(model, 1).ids.tolist() != seen.ids.tolist()
 
 
+@pytest.mark.parametrize("tier", ["reference", "torch", "auto"])
+def test_logits_that_are_no_numbers(tier: str) -> None:
+    model = small_llama().float()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[0, 0] = torch.nan
+    with told(ModelError, "llama gives logits that are no numbers: its weights are damaged, or too large for float32"):
+        make_target(model, tier=tier)
+
+
 def scores_of_another_scale(model: Any) -> None:
     for layer in model.model.layers:
         layer.self_attn.scaling *= 1.25

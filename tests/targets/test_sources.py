@@ -238,6 +238,25 @@ def test_cache_of_a_user_that_there_is_not(monkeypatch):
     assert store.root() == Path("~nosuchuser/cache").absolute()
 
 
+def test_what_is_kept_of_a_folder_is_not_anothers(tmp_path, monkeypatch, cache_dir):
+    """It may be named from elsewhere, or be too long for a file's name."""
+    one, other = tmp_path / "one" / "model", tmp_path / "other" / "model"
+    for folder in (one, other):
+        folder.mkdir(parents=True)
+        monkeypatch.chdir(folder)
+        names = {store.entry_name(name) for name in (".", "../model", str(folder))}
+        monkeypatch.chdir(folder.parent)
+        assert names == {store.entry_name("model")}
+    assert store.entry_name(str(one)) != store.entry_name(str(other))
+    monkeypatch.chdir(one)
+    assert store.entry_name("..") == store.entry_name(str(one.parent))
+    assert store.entry_name("org/model") == "org--model"
+    long = [store.entry_name("/" + "/".join([first, *["näme"] * 60, "model"])) for first in "ab"]
+    assert max(len(name.encode()) for name in long) < 200
+    assert len({*long}) == 2
+    assert all(name.endswith("näme--model") for name in long)
+
+
 def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 10)
 

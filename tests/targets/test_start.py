@@ -66,6 +66,14 @@ def test_start_gives_the_same_target(folder: str) -> None:
     assert first.tokenizer.encode("Hi!") == second.tokenizer.encode("Hi!")
 
 
+def test_a_model_is_called_as_it_is_now(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (first, _), (second, started) = load("."), load(folder)
+    assert started
+    assert (first.name, second.name) == (".", folder)
+    assert model_key(first) == model_key(second)
+
+
 def test_output_is_that_of_a_model(folder: str) -> None:
     prompt = [5, 6, 7, 5, 6, 7, 5, 6]
     outputs = [paceline.load(folder, tier="native").generate(prompt, max_new_tokens=32, eos=()) for _ in range(2)]

@@ -89,20 +89,32 @@ def placement(dtype: torch.dtype | str | None, device: torch.device | str) -> tu
 
 def read_weights(name: str, **where: Any) -> PreTrainedModel:
     """`AutoModelForCausalLM.from_pretrained(**where)`, or that of models of texts and images where the configuration
-    names one; missing weights, which it fills at random, are an error.
+    names one. Weights that are missing or of another size, which it fills at random, are an error.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
 
     seeing = not set(where["config"].architectures or ()).isdisjoint(SEEING.values()) if "config" in where else False
     loaded: Any = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_pretrained(
-        **where, output_loading_info=True
+        **where,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # its own error points to a report that nobody sees
     )
     model: PreTrainedModel = loaded[0]
     info = loaded[1]
     if info["missing_keys"]:
         raise IntegrityError(f"{name} lacks weights, among them {min(info['missing_keys'])}")
+    if info["mismatched_keys"]:
+        weight, found, wanted = min(info["mismatched_keys"])
+        raise IntegrityError(
+            f"{name} has weights of other sizes than its configuration says: {weight} is {_size(found)}, "
+            f"not {_size(wanted)}"
+        )
     return model
+
+
+def _size(shape: torch.Size) -> str:
+    return " x ".join(map(str, shape))
 
 
 def require_causal(config: PretrainedConfig, name: str, trust_remote_code: bool = False) -> None:
@@ -120,6 +132,9 @@ def require_causal(config: PretrainedConfig, name: str, trust_remote_code: bool 
     if not (ours or own_code) or encoder or getattr(config, "is_encoder_decoder", False):
         what = heads[0] if heads else config.model_type
         raise UnsupportedModel(f"{name} is not a causal language model, but {what}")
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise UnsupportedModel(f"{name} has {layers} layers, as its configuration says: it needs one at least")
 
 
 @contextlib.contextmanager

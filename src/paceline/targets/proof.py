@@ -75,17 +75,21 @@ def witness(
 
     Raises:
         UnsupportedModel: it fails on them.
+        ModelError: its logits are no numbers.
     """
     ids, at, cache = _texts(model, lead + LENGTH, draw), lead + SPLIT, cache_argument(model)
     try:
         # Of a large vocabulary many logits are much: what stands before the texts is not kept.
         logits = model(**_inputs(model, ids), use_cache=False).logits[:, lead:].clone()
-        if not noise:
-            return Witness(ids, logits)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         raise UnsupportedModel(f"{_kind(model)} models do not run, in transformers: {first_line(error)}") from error
+    if logits.isnan().any(-1).all():  # no tier is to blame
+        name, kind = model.config.name_or_path or _kind(model), str(model.dtype).removeprefix("torch.")
+        raise ModelError(f"{name} gives logits that are no numbers: its weights are damaged, or too large for {kind}")
+    if not noise:
+        return Witness(ids, logits)
     try:
         first = model(**_inputs(model, ids[:, :at]), use_cache=True)
         kept, step = {cache: getattr(first, cache)}, 1 if steps else LENGTH

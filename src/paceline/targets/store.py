@@ -28,6 +28,7 @@ from paceline.files import at_home, is_full
 FORMAT = 2  # 1: of a GGUF file's ends of output only one was taken over
 MANIFEST = "paceline.json"
 _SMALL = 16 << 20  # bytes; tokenizer and configs are below, weights above
+_LONGEST = 150  # bytes of a name that settings are put behind: file systems take 255
 
 Build = Callable[[Path, Path | None], dict[str, Any]]
 
@@ -47,7 +48,13 @@ def entry_name(location: str) -> str:
     folder = Path(location)
     if folder.parent == root() / "models" or folder in _made:
         return folder.name
-    return re.sub(r"[^\w.-]+", "--", location.strip("/"))
+    if os.path.isdir(location):  # noqa: PTH112  (a hub id may be no path)
+        # As seen from here it may be called as another one is from elsewhere: "." is any.
+        location = str(folder.resolve() if ".." in folder.parts else folder.absolute())
+    name = re.sub(r"[^\w.-]+", "--", location.strip("/"))
+    if len(whole := os.fsencode(name)) > _LONGEST:
+        name = f"{hashlib.sha256(whole).hexdigest()[:12]}--{whole[-_LONGEST:].decode(errors='ignore').lstrip('.-')}"
+    return name
 
 
 def sha256(path: Path) -> str:

@@ -80,7 +80,8 @@ def start(location: str) -> NativeTarget | None:
             state = kept.read(file, header)
             target = NativeTarget.__new__(NativeTarget)
             vars(target).update(state)
-            target.config = KeptConfig(about["config"], location)  # type: ignore[assignment]  # as good as
+            values = about["config"] | {"name_or_path": location}  # as it is called now
+            target.config = KeptConfig(values, location)  # type: ignore[assignment]  # as good as
             target.model = NoModel(target.config, tuple(about["eos"]))  # type: ignore[assignment,arg-type]
             target.tokenizer = _tokenizer(about["tokenizer"], location)
             return target
