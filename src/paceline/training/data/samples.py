@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.errors import DataError
-from paceline.files import whole
+from paceline.files import read_json, whole
 
 if TYPE_CHECKING:
     from paceline.targets.target import Target
@@ -202,7 +202,7 @@ class Manifest:
     def read(self) -> dict[str, Any]:
         """Raises DataError when there is none, or not one of ours."""
         try:
-            facts: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+            facts: dict[str, Any] = read_json(self.path.read_text(encoding="utf-8"))
             if facts["format"] != FORMAT:
                 raise DataError(f"{self.path} is of another version of paceline")
             parts = [facts["made"], facts["shards"], facts["totals"], *facts["shards"].values()]
