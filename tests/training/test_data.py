@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from helpers import one_thread  # noqa: F401
 from paceline.api import LLM, load
 from paceline.decoding.request import Request
-from paceline.errors import DataError, DiskFull, OptionError
+from paceline.errors import CorpusError, DataError, DiskFull, OptionError
 from paceline.training.data import generate as module
 from paceline.training.data import samples as storage
 from paceline.training.data.dataset import Dataset
@@ -205,6 +205,32 @@ def test_prompts_that_do_not_fit(llm: LLM, prompts: list[Path], tmp_path: Path) 
     with pytest.raises(DataError, match="no prompt leaves room for 8 new tokens in 10 tokens"):
         make(llm, prompts, tmp_path / "none", {"max_length": 10})
     assert not (tmp_path / "none").exists()
+
+
+def test_what_fails_at_once_leaves_no_folder(llm: LLM, prompts: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
+    """Else its manifest would refuse the same command with what was wrong put right."""
+    out, text = tmp_path / "d", tmp_path / "open.jsonl"
+    text.write_text('{"no": "text"}\n')
+    with pytest.raises(OptionError, match="top must not exceed"):
+        make(llm, prompts, out, {"top": 1000})
+    with pytest.raises(CorpusError, match="line 1"):
+        make(llm, prompts, out, {"text_share": 0.5}, text=[text])
+    with monkeypatch.context() as patch:
+        patch.setattr(SelfDistillation, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make(llm, prompts, out, {"seed": 3})
+    assert not out.exists()
+    make(llm, prompts, out)
+    (out / shard_name(3)).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(SelfDistillation, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make(llm, prompts, out)
+    assert len(make(llm, prompts, out)["shards"]) == 4  # it was kept, with the others
+
+
+def interrupted(*arguments: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_group_of_prompts_that_do_not_fit(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:

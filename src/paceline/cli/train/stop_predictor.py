@@ -16,7 +16,7 @@ from typer import Option
 
 from paceline.cli.console import print_json
 from paceline.cli.options import MethodOptions, ModelOptions, given_path, grouped
-from paceline.errors import OptionError
+from paceline.errors import OptionError, require
 
 if TYPE_CHECKING:
     from paceline.api import LLM
@@ -131,6 +131,8 @@ def _examples(llm: LLM, prompts: list[Path], limit: int | None, batch: int, how:
     asked = [Draft(conversation).next_prompt(llm) for conversation in read_prompts(prompts, limit)]
     room = llm.target.context - how["max_new_tokens"]
     fitting = [ids for ids in asked if len(ids) <= room]
+    new, context = how["max_new_tokens"], llm.target.context
+    require(bool(fitting), f"no prompt leaves room for {new} new tokens in {context} tokens")
     with _bar("prompts") as progress:
         return collect(
             llm,

@@ -111,19 +111,18 @@ def make_data(
         "text": [[path.name, store.sha256(path)] for path in text],
         "limit": limit,
     }
-    manifest = Manifest(out)
-    manifest.open(made, **(facts or {}))
     writer = SelfDistillation(llm, config, batch)
     open_text = OpenText(text, llm, config) if text else None
     budget = None if max_tokens is None else -(-max_tokens // share[1])
     groups = list(enumerate(_groups(conversations, config.group)))[share[0] :: share[1]]
-    _generate(writer, open_text, groups, out, manifest, budget, progress)
-    found = manifest.read()
-    if groups and not found["totals"].get("samples"):  # a process may have nothing to do
-        if share[1] == 1:  # others may be at it still
-            manifest.remove()
-        longest = writer.room + config.max_new_tokens
-        raise DataError(f"no prompt leaves room for {config.max_new_tokens} new tokens in {longest} tokens")
+    manifest = Manifest(out)
+    manifest.open(made, **(facts or {}))
+    with manifest.filled(alone=share[1] == 1):
+        _generate(writer, open_text, groups, out, manifest, budget, progress)
+        found = manifest.read()
+        if groups and not found["totals"].get("samples"):  # a process may have nothing to do
+            longest = writer.room + config.max_new_tokens
+            raise DataError(f"no prompt leaves room for {config.max_new_tokens} new tokens in {longest} tokens")
     return found
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -182,6 +182,18 @@ class Manifest:
                     f"{self.path.parent} holds what was made with another {', '.join(differing)}: "
                     "delete that folder, or choose another"
                 )
+
+    @contextmanager
+    def filled(self, alone: bool = True) -> Iterator[None]:
+        """Around what makes shards. Where that fails before there is one it is gone again, as it would refuse the same
+        with what was wrong put right; unless not `alone`: other processes may be at it still.
+        """
+        try:
+            yield
+        except BaseException:
+            if alone and not any(self.path.parent.glob("*.safetensors")):
+                self.remove()
+            raise
 
     def add(self, name: str, counts: dict[str, int], sha256: str | None = None) -> None:
         """Enter a shard, with the hash of its contents."""
