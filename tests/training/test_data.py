@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 from collections.abc import Iterator
@@ -339,6 +340,23 @@ def test_the_order_of_prompts_counts(llm: LLM, prompts: list[Path], tmp_path: Pa
     manifest["made"]["prompts"] = dict(manifest["made"]["prompts"])  # as it was kept before
     (out / MANIFEST).write_text(json.dumps(manifest))
     make(llm, [*prompts, other], out, max_tokens=1)
+
+
+def test_tokens_that_the_model_does_not_know(
+    tiny_llama: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, prompts: list[Path], tmp_path: Path
+) -> None:
+    """A tokenizer may have them: said before there is data that no training takes."""
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_tokens(["<new>"])
+    llm = load(tiny_llama, tokenizer=tokenizer, drafter="none")
+    text = tmp_path / "open.txt"
+    text.write_text("a text with <new> in it")
+    says = r"token id \[257\] is outside the vocabulary of 257"
+    with pytest.raises(OptionError, match=says):
+        make(llm, prompts, tmp_path / "d", {"text_share": 0.5}, text=[text])
+    prompts[0].write_text('{"prompt": "a <new> one"}\n')
+    with pytest.raises(OptionError, match=says):
+        make(llm, prompts, tmp_path / "d")
 
 
 def test_open_text_is_no_longer_than_the_context(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:

@@ -221,6 +221,7 @@ def test_refuses_a_journal_of_another_search(idle: Target, tmp_path: Path) -> No
         ({"min_skip": 1.0}, "min_skip"),
         ({"prompts": []}, "no prompts"),
         ({"prompts": [[1], []]}, "one is empty"),
+        ({"prompts": [[1], [257]]}, r"token id \[257\] is outside the vocabulary of 257"),
     ],
 )
 def test_refuses_bad_values(target: Target, asked: dict[str, object], message: str) -> None:

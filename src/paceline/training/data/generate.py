@@ -48,7 +48,7 @@ class OpenText:
     def __init__(self, paths: Sequence[Path], llm: LLM, config: DistillConfig) -> None:
         chat = chat_format(llm.tokenizer)
         self.pieces = [piece for path in paths for piece in texts(path, chat)]
-        self.encode, self.config = llm.tokenizer.encode, config
+        self.encode, self.check, self.config = llm.tokenizer.encode, llm.target.check_ids, config
         self.longest = min(config.max_length, llm.target.context)
 
     def samples(self, group: int, tokens: int) -> list[Sample]:
@@ -60,6 +60,7 @@ class OpenText:
             at = drawn.randrange(len(left))
             left[at], left[-1] = left[-1], left[at]
             ids = self.encode(self.pieces[left.pop()], add_special_tokens=False)[: min(tokens, self.longest)]
+            self.check(ids)
             if len(ids) > 1:
                 samples.append(Sample(ids, [PROMPT] + [OPEN] * (len(ids) - 1)))  # nothing predicts the first
             tokens -= len(ids)

@@ -91,6 +91,7 @@ def search(
     if not target.has_blocks:
         raise UnsupportedModel(f"layer-skip needs a model whose layers run one by one; {target.name} is not one")
     for ids in prompts:
+        target.check_ids(ids)
         target.check_fits(len(ids), new_tokens)
     about = {
         "model": model_key(target),
