@@ -194,6 +194,8 @@ class TestStopPredictor:
             (["-p", "disco", "--rank", "3", "--units", "2"], "--rank is of the form low-rank, not of top"),
             (["-p", "cali-ts", "--form", "full", "--rank", "3"], "--rank is of the form low-rank, not of full"),
             (["-p", "specdec++", "--units", "2"], "--units is of the forms low-rank and full, not of residual"),
+            (["-p", "specdec++", "-d", "prompt-lookup"], "the form 'residual' needs hidden states, and prompt-lookup"),
+            (["-p", "cali-ts", "--form", "full", "-d", "none"], "the form 'full' needs hidden states, and none shows"),
             (["-p", "disco", "--lr", "inf"], "lr must be > 0 and at most"),
         ],
     )

@@ -80,7 +80,8 @@ def stop_predictor(
     A run that was stopped goes on when the command is given again.
     """
     from paceline.policies.predictor_file import file_name, save
-    from paceline.training.stop_predictor.fit import FORMS, FitConfig, fit
+    from paceline.training.stop_predictor.collect import shows_hidden
+    from paceline.training.stop_predictor.fit import FORMS, WITHOUT_HIDDEN, FitConfig, fit
 
     if policy not in FORMS:
         raise OptionError(f"the policy '{policy}' has no predictor; there are {', '.join(FORMS)}")
@@ -103,6 +104,8 @@ def stop_predictor(
         "seed": seed,
     }
     llm = source.llm(MethodOptions(drafter=drafter, policy="fixed"))
+    seen = used in WITHOUT_HIDDEN or shows_hidden(llm)  # asked for only after all tokens are drafted
+    require(seen, f"the form '{used}' needs hidden states, and {llm.drafter.source or drafter} shows none")
     path = out or llm.drafter.predictors[0] / file_name(policy)
     with nullcontext(examples) if examples else _until_done(path.with_name(path.name + ".examples")) as folder:
         table = _examples(

@@ -104,8 +104,7 @@ def collect(
             for path in [*folder.glob("examples-*.safetensors"), manifest.path]:
                 path.unlink()
             manifest.open(made)
-    hidden = drafter.hidden_width is not None and target.has_blocks
-    recording = LLM(target, drafter, Spec("record", Recorder, {"k": k, "hidden": hidden}), llm.verifier)
+    recording = LLM(target, drafter, Spec("record", Recorder, {"k": k, "hidden": shows_hidden(llm)}), llm.verifier)
     parts: list[Examples] = []
     done = noted = 0
 
@@ -130,6 +129,11 @@ def collect(
         if not parts:
             raise DataError(f"{drafter.source} drafted nothing for these prompts: there is nothing to learn from")
     return Examples.joined(parts)
+
+
+def shows_hidden(llm: LLM) -> bool:
+    """Whether examples have the hidden states of target and drafter."""
+    return llm.drafter.hidden_width is not None and llm.target.has_blocks
 
 
 def _head(drafter: Drafter) -> str | None:
