@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import DiskFull
-from paceline.files import fits, read_json, whole
+from paceline.errors import DiskFull, OptionError
+from paceline.files import fits, read_json, whole, whole_folder
 
 
 def test_whatever_writes_it_has_the_mode_of_any_file(tmp_path: Path) -> None:
@@ -49,6 +49,25 @@ def test_what_cannot_be_written_is_called_as_users_call_it(tmp_path: Path, there
     with pytest.raises(OSError) as refused, whole(path) as partial:  # noqa: PT011  (what it names is looked at)
         partial.write_text("x")
     assert refused.value.filename == str(path)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_folder_that_is_there_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one is filled, behind a link too; one that cannot be replaced is refused before anything is made."""
+    for name in ("empty", "real", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for name in ("empty", "link", "new"):
+        with whole_folder(tmp_path / name) as partial:
+            (partial / "x").write_text("x")
+    assert (tmp_path / "link").is_symlink()
+    assert {file.parent.name for file in tmp_path.glob("*/x")} == {"empty", "link", "new", "real"}
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(OptionError, match="is the current folder"), whole_folder(Path()):
+        pass
+    with pytest.raises(NotADirectoryError) as refused, whole_folder(tmp_path / "new" / "x" / "y"):
+        pass
+    assert refused.value.filename == str(tmp_path / "new" / "x" / "y")
     assert not list(tmp_path.glob(".*"))
 
 

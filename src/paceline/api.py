@@ -205,8 +205,7 @@ class LLM:
     def _request(self, prompt: Prompt, params: SamplingParams, chat: bool | None, **more: Any) -> Request:
         ids, vocab, tokenizer = self.encode(prompt, chat), self.target.vocab_size, self.target.tokenizer
         named = [*ids, *(params.logit_bias or ()), *(params.eos or ()), *more["prediction"]]
-        bad = [token for token in named if not 0 <= token < vocab]
-        require(not bad, f"token id {bad[:1]} is outside the vocabulary of {vocab}")
+        self.target.check_ids(named)
         require((params.logprobs or 0) <= vocab, f"logprobs must be at most {vocab}, the size of the vocabulary")
         require(not params.stop or tokenizer is not None, "stop strings need a model with a tokenizer")
         eos = self._eos(params)

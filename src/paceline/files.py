@@ -67,20 +67,25 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to fill in place of `path`, where it appears once it is complete; of one that fails nothing stays.
 
     Raises:
-        OptionError: there is something in `path`.
+        OptionError: there is something in `path`, or no folder can take its place.
         DiskFull: there was no room.
     """
     free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
     require(free, f"{path} is not empty: name a new folder")
-    partial = path.absolute().with_name(f".{path.absolute().name}.partial")
+    used = path.exists() and (path.samefile(os.curdir) or path.is_mount())
+    require(not used, f"{path} is the current folder, or a disk's: name a new one")
+    home = path.resolve()  # a link stays, and its folder is filled
+    partial = home.with_name(f".{home.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     try:
         partial.mkdir(parents=True)
         yield partial
-        partial.replace(path)
+        partial.replace(home)
     except Exception as error:
         if is_full(error):
             raise DiskFull(f"the disk of {path} is full") from error
+        if isinstance(error, OSError) and error.filename is not None and Path(error.filename) == partial:
+            error.filename = str(path)  # nobody has heard of the other
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -164,6 +164,17 @@ class TestStopPredictor:
         assert (named.code, named.err.count("\n")) == (1, 1)
         assert f"{tmp_path / 'e'} holds what was made with another prompts: delete that folder" in named.err
 
+    def test_what_fails_at_once_leaves_no_examples(self, run: Run, command: list[object], tmp_path: Path) -> None:
+        """Else their folder would refuse the same command with what was wrong put right."""
+        command += ["-p", "disco", "-o", tmp_path / "p", "--examples", tmp_path / "e"]
+        for wrong, says in ((["-n", 100_000], "room for 100000 new tokens"), (["-t", "nan"], "temperature must lie")):
+            failed = run(*command, *wrong)
+            assert (failed.code, failed.err.count("\n")) == (1, 1)
+            assert says in failed.err
+            assert not (tmp_path / "e").exists()
+        made = run(*command)
+        assert made.code == 0, made.err
+
     def test_a_folder_is_no_file(
         self, run: Run, command: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -183,6 +194,8 @@ class TestStopPredictor:
             (["-p", "disco", "--rank", "3", "--units", "2"], "--rank is of the form low-rank, not of top"),
             (["-p", "cali-ts", "--form", "full", "--rank", "3"], "--rank is of the form low-rank, not of full"),
             (["-p", "specdec++", "--units", "2"], "--units is of the forms low-rank and full, not of residual"),
+            (["-p", "specdec++", "-d", "prompt-lookup"], "the form 'residual' needs hidden states, and prompt-lookup"),
+            (["-p", "cali-ts", "--form", "full", "-d", "none"], "the form 'full' needs hidden states, and none shows"),
             (["-p", "disco", "--lr", "inf"], "lr must be > 0 and at most"),
         ],
     )

@@ -303,13 +303,14 @@ def test_heads_are_found(cache_dir: Path) -> None:
         Medusa(target, k=3)
 
 
-def test_a_damaged_head_hides_no_other(cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_a_damaged_head_hides_no_other(text: str, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = small_llama()
     target = as_target(model)
     stored = MedusaHead.stored_path(target)
     for name in ("k1", "k2"):
         noisy(model, layers=1).save(stored / name)
-    (stored / "k2" / "medusa.json").write_text("{")
+    (stored / "k2" / "medusa.json").write_text(text)
     assert Medusa(target).folder == stored / "k1"
     assert "does not describe a head" in caplog.text
 

@@ -148,9 +148,10 @@ class TestReading:
         (path / "medusa_lm_head.safetensors").unlink()
         with told(CheckpointError, "there are no weights in"):
             MedusaHead.take(path, target, read_medusa)
-        (path / "config.json").write_text("{")
-        with told(CheckpointError, "not JSON"):
-            MedusaHead.take(path, target, read_medusa)
+        for text in ("{", "[" * 100_000):
+            (path / "config.json").write_text(text)
+            with told(CheckpointError, "not JSON"):
+                MedusaHead.take(path, target, read_medusa)
         (path / "config.json").unlink()
         with told(CheckpointError, "there is no Medusa head in"):
             MedusaHead.take(path, target, read_medusa)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from helpers import one_thread  # noqa: F401
 from paceline.api import LLM, load
 from paceline.decoding.request import Request
-from paceline.errors import DataError, DiskFull, OptionError
+from paceline.errors import CorpusError, DataError, DiskFull, OptionError
 from paceline.training.data import generate as module
 from paceline.training.data import samples as storage
 from paceline.training.data.dataset import Dataset
@@ -207,6 +208,32 @@ def test_prompts_that_do_not_fit(llm: LLM, prompts: list[Path], tmp_path: Path) 
     assert not (tmp_path / "none").exists()
 
 
+def test_what_fails_at_once_leaves_no_folder(llm: LLM, prompts: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
+    """Else its manifest would refuse the same command with what was wrong put right."""
+    out, text = tmp_path / "d", tmp_path / "open.jsonl"
+    text.write_text('{"no": "text"}\n')
+    with pytest.raises(OptionError, match="top must not exceed"):
+        make(llm, prompts, out, {"top": 1000})
+    with pytest.raises(CorpusError, match="line 1"):
+        make(llm, prompts, out, {"text_share": 0.5}, text=[text])
+    with monkeypatch.context() as patch:
+        patch.setattr(SelfDistillation, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make(llm, prompts, out, {"seed": 3})
+    assert not out.exists()
+    make(llm, prompts, out)
+    (out / shard_name(3)).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(SelfDistillation, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make(llm, prompts, out)
+    assert len(make(llm, prompts, out)["shards"]) == 4  # it was kept, with the others
+
+
+def interrupted(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_group_of_prompts_that_do_not_fit(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:
     """Leaves no empty shard."""
     make(llm, prompts, tmp_path / "d", {"max_length": 42, "group": 1})
@@ -313,6 +340,23 @@ def test_the_order_of_prompts_counts(llm: LLM, prompts: list[Path], tmp_path: Pa
     manifest["made"]["prompts"] = dict(manifest["made"]["prompts"])  # as it was kept before
     (out / MANIFEST).write_text(json.dumps(manifest))
     make(llm, [*prompts, other], out, max_tokens=1)
+
+
+def test_tokens_that_the_model_does_not_know(
+    tiny_llama: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, prompts: list[Path], tmp_path: Path
+) -> None:
+    """A tokenizer may have them: said before there is data that no training takes."""
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_tokens(["<new>"])
+    llm = load(tiny_llama, tokenizer=tokenizer, drafter="none")
+    text = tmp_path / "open.txt"
+    text.write_text("a text with <new> in it")
+    says = r"token id \[257\] is outside the vocabulary of 257"
+    with pytest.raises(OptionError, match=says):
+        make(llm, prompts, tmp_path / "d", {"text_share": 0.5}, text=[text])
+    prompts[0].write_text('{"prompt": "a <new> one"}\n')
+    with pytest.raises(OptionError, match=says):
+        make(llm, prompts, tmp_path / "d")
 
 
 def test_open_text_is_no_longer_than_the_context(llm: LLM, prompts: list[Path], tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def test_tokens_that_the_model_does_not_know(tiny_data: Path) -> None:
         "[]",
         "{}",
         '{"format": 1}',
+        "[" * 100_000,
         '{"format": 1, "made": {}}',
         '{"format": 1, "made": [], "shards": {}, "totals": {}}',
         '{"format": 1, "made": {}, "shards": [], "totals": {}}',

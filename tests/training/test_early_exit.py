@@ -291,9 +291,16 @@ def test_store_is_made_once_and_checked(tiny_model_dir: Path, tiny_data: Path, m
         path.write_bytes(whole)
 
 
+def test_steps_bound_the_epochs(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """However many there are: none is planned that does not come."""
+    made = assembled(tiny_model_dir, tiny_data)
+    assert len(trainer(made, tmp_path, steps=5, epochs=10**12).steps) == 5
+
+
 def test_frequent_tokens() -> None:
     counts = torch.tensor([0, 5, 0, 7, 5, 1])
     assert frequent_tokens(counts, 3, (2,)) == [1, 2, 3]
+    assert frequent_tokens(counts, 3, (2, 6)) == [1, 2, 3]  # a configuration may name what the model has no row for
     assert frequent_tokens(counts, 6, ()) is None
     assert frequent_tokens(counts, None, ()) is None
 

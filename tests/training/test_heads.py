@@ -27,6 +27,7 @@ from paceline.training.heads.adversarial import AdversarialOptions
 from paceline.training.heads.eagle import Eagle3Options, EagleOptions
 from paceline.training.heads.frozen_layers import cut
 from paceline.training.heads.head_task import ahead
+from paceline.training.heads.initial_weights import Regression
 from paceline.training.heads.medusa import RANKS, MedusaOptions
 from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
 from paceline.training.heads.prepare_feature_heads import prepare_eagle, prepare_eagle3, prepare_medusa
@@ -61,6 +62,15 @@ def trainer(made: PreparedTraining, out: Path, resume: bool = False, **options: 
 
 def curve(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_start_from_states_of_which_some_are_always_zero() -> None:
+    """As behind a norm whose weight is zero there: what they say of nothing is nothing."""
+    x, wanted = torch.randn(200, 5, generator=torch.Generator().manual_seed(0)), torch.arange(10.0).view(2, 5)
+    x[:, 3] = wanted[:, 3] = 0
+    found = Regression(5, 2, CPU)
+    found.add(x, x @ wanted.T)
+    torch.testing.assert_close(found.solve(), wanted, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -57,6 +57,9 @@ def test_wrong_schema(tmp_path: Path, row: object) -> None:
         (b'{"prompt": "a"}\n{"pro', "line 2"),
         (b'{"prompt": "\xe9"}\n', "not UTF-8"),
         (b"\x1f\x8b broken", "damaged gzip"),
+        (b"[" * 100_000, "line 1: it is nested too deeply"),
+        (b'{"text": "a \\ud83d"}', "line 1: half a character"),
+        (b'{"turns": ["a"], "system": "\\ud83d"}', "line 1: half a character"),
     ],
 )
 def test_unreadable(tmp_path: Path, content: bytes, says: str) -> None:

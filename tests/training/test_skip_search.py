@@ -120,6 +120,11 @@ def test_measures_every_pass(target: Target) -> None:
 
 
 # -- the search --------------------------------------------------------------------------------------------------------
+def test_measures_the_longest_draft_that_fits() -> None:
+    """Beyond that it wrote before the cache's beginning."""
+    assert len(measure(as_target(small_llama(max_position_embeddings=16)), k_max=14, seconds=0.0).verify) == 15
+
+
 def test_finds_the_sublayers_that_do_nothing(idle: Target) -> None:
     seen: list[SearchProgress] = []
     found = search(idle, PROMPTS, trials=40, new_tokens=16, k_max=3, costs=COSTS, progress=seen.append)
@@ -212,9 +217,11 @@ def test_refuses_a_journal_of_another_search(idle: Target, tmp_path: Path) -> No
         ({"trials": 0}, "trials must be at least 1, not 0"),
         ({"new_tokens": -1}, "new tokens must be at least 1, not -1"),
         ({"k_max": 0}, "k_max"),
+        ({"k_max": 255}, "k_max must be at most 254 in a context of 256 tokens"),
         ({"min_skip": 1.0}, "min_skip"),
         ({"prompts": []}, "no prompts"),
         ({"prompts": [[1], []]}, "one is empty"),
+        ({"prompts": [[1], [257]]}, r"token id \[257\] is outside the vocabulary of 257"),
     ],
 )
 def test_refuses_bad_values(target: Target, asked: dict[str, object], message: str) -> None:

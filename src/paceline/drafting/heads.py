@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel, require
-from paceline.files import at_home, whole
+from paceline.files import at_home, read_json, whole
 from paceline.targets import store
 from paceline.targets.identity import is_same, model_key
 from paceline.targets.store import sha256
@@ -162,7 +162,7 @@ class TrainedHead(nn.Module):
         """
         path = folder / config_name(cls.kind)
         try:
-            facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            facts: dict[str, Any] = read_json(path.read_text(encoding="utf-8"))
             if facts.pop("format") != FORMAT:
                 raise CheckpointError(f"{path} is of another version of paceline")
         except OSError as error:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.files import whole_folder
+from paceline.files import read_json, whole_folder
 
 #: `original`: what the program reads that the method came with. Both are read, either can be written.
 Layout = Literal["vllm", "original"]
@@ -28,7 +28,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Raises CheckpointError when it cannot be read."""
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from paceline.errors import ContextOverflow
+from paceline.errors import ContextOverflow, require
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.context import ENDLESS, context_of
 from paceline.targets.layered import LayeredCache, Layout
@@ -291,6 +291,11 @@ class Target(ABC):
             raise ContextOverflow(
                 f"prompt of {prompt} tokens + {new} new tokens exceed the model's context of {self.context} tokens"
             )
+
+    def check_ids(self, ids: Iterable[int]) -> None:
+        """Raises OptionError where the model has no row for a token: a tokenizer may have more tokens."""
+        bad = [token for token in ids if not 0 <= token < self.vocab_size]
+        require(not bad, f"token id {bad[:1]} is outside the vocabulary of {self.vocab_size}")
 
 
 def joined(parts: Sequence[Float[Tensor, "_ hidden"]]) -> Float[Tensor, "tokens hidden"]:

@@ -150,8 +150,10 @@ class Trainer:
 
     def _plan(self, training: Sequence[int]) -> list[list[list[int]]]:
         """The samples of every pass of every step."""
-        steps = []
+        steps: list[list[list[int]]] = []
         for epoch in range(self.config.epochs):
+            if self.config.steps is not None and len(steps) >= self.config.steps:
+                break  # however many epochs there are
             passes = self.data.batches(training, self.config.tokens, seed=(self.config.seed, epoch))
             steps += [passes[at : at + self.config.accumulate] for at in range(0, len(passes), self.config.accumulate)]
         return steps[: self.config.steps]

@@ -16,7 +16,7 @@ from typer import Option
 
 from paceline.cli.console import print_json
 from paceline.cli.options import MethodOptions, ModelOptions, given_path, grouped
-from paceline.errors import OptionError
+from paceline.errors import OptionError, require
 
 if TYPE_CHECKING:
     from paceline.api import LLM
@@ -80,7 +80,8 @@ def stop_predictor(
     A run that was stopped goes on when the command is given again.
     """
     from paceline.policies.predictor_file import file_name, save
-    from paceline.training.stop_predictor.fit import FORMS, FitConfig, fit
+    from paceline.training.stop_predictor.collect import shows_hidden
+    from paceline.training.stop_predictor.fit import FORMS, WITHOUT_HIDDEN, FitConfig, fit
 
     if policy not in FORMS:
         raise OptionError(f"the policy '{policy}' has no predictor; there are {', '.join(FORMS)}")
@@ -103,6 +104,8 @@ def stop_predictor(
         "seed": seed,
     }
     llm = source.llm(MethodOptions(drafter=drafter, policy="fixed"))
+    seen = used in WITHOUT_HIDDEN or shows_hidden(llm)  # asked for only after all tokens are drafted
+    require(seen, f"the form '{used}' needs hidden states, and {llm.drafter.source or drafter} shows none")
     path = out or llm.drafter.predictors[0] / file_name(policy)
     with nullcontext(examples) if examples else _until_done(path.with_name(path.name + ".examples")) as folder:
         table = _examples(
@@ -131,6 +134,8 @@ def _examples(llm: LLM, prompts: list[Path], limit: int | None, batch: int, how:
     asked = [Draft(conversation).next_prompt(llm) for conversation in read_prompts(prompts, limit)]
     room = llm.target.context - how["max_new_tokens"]
     fitting = [ids for ids in asked if len(ids) <= room]
+    new, context = how["max_new_tokens"], llm.target.context
+    require(bool(fitting), f"no prompt leaves room for {new} new tokens in {context} tokens")
     with _bar("prompts") as progress:
         return collect(
             llm,

@@ -207,5 +207,6 @@ def frequent_tokens(
     """The `count` most frequent tokens, those of `always` among them; None: all."""
     if count is None or count >= len(frequencies):
         return None
+    always = tuple(token for token in always if token < len(frequencies))  # configurations name others, too
     order = frequencies.argsort(descending=True, stable=True).tolist()
     return sorted([*always, *(token for token in order if token not in always)][:count])

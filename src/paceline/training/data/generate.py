@@ -48,7 +48,7 @@ class OpenText:
     def __init__(self, paths: Sequence[Path], llm: LLM, config: DistillConfig) -> None:
         chat = chat_format(llm.tokenizer)
         self.pieces = [piece for path in paths for piece in texts(path, chat)]
-        self.encode, self.config = llm.tokenizer.encode, config
+        self.encode, self.check, self.config = llm.tokenizer.encode, llm.target.check_ids, config
         self.longest = min(config.max_length, llm.target.context)
 
     def samples(self, group: int, tokens: int) -> list[Sample]:
@@ -60,6 +60,7 @@ class OpenText:
             at = drawn.randrange(len(left))
             left[at], left[-1] = left[-1], left[at]
             ids = self.encode(self.pieces[left.pop()], add_special_tokens=False)[: min(tokens, self.longest)]
+            self.check(ids)
             if len(ids) > 1:
                 samples.append(Sample(ids, [PROMPT] + [OPEN] * (len(ids) - 1)))  # nothing predicts the first
             tokens -= len(ids)
@@ -111,19 +112,18 @@ def make_data(
         "text": [[path.name, store.sha256(path)] for path in text],
         "limit": limit,
     }
-    manifest = Manifest(out)
-    manifest.open(made, **(facts or {}))
     writer = SelfDistillation(llm, config, batch)
     open_text = OpenText(text, llm, config) if text else None
     budget = None if max_tokens is None else -(-max_tokens // share[1])
     groups = list(enumerate(_groups(conversations, config.group)))[share[0] :: share[1]]
-    _generate(writer, open_text, groups, out, manifest, budget, progress)
-    found = manifest.read()
-    if groups and not found["totals"].get("samples"):  # a process may have nothing to do
-        if share[1] == 1:  # others may be at it still
-            manifest.remove()
-        longest = writer.room + config.max_new_tokens
-        raise DataError(f"no prompt leaves room for {config.max_new_tokens} new tokens in {longest} tokens")
+    manifest = Manifest(out)
+    manifest.open(made, **(facts or {}))
+    with manifest.filled(alone=share[1] == 1):
+        _generate(writer, open_text, groups, out, manifest, budget, progress)
+        found = manifest.read()
+        if groups and not found["totals"].get("samples"):  # a process may have nothing to do
+            longest = writer.room + config.max_new_tokens
+            raise DataError(f"no prompt leaves room for {config.max_new_tokens} new tokens in {longest} tokens")
     return found
 
 

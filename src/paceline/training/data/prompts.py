@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.drafting.corpus.texts import open_text
+from paceline.drafting.corpus.texts import is_whole, open_text
 from paceline.errors import CorpusError
+from paceline.files import read_json
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _rows(path: Path) -> Iterator[Conversation]:
         for number, line in enumerate(text, start=1):
             if line.strip():
                 try:
-                    yield _conversation(json.loads(line))
+                    yield _conversation(read_json(line))
                 except ValueError as error:
                     raise CorpusError(f"{path}, line {number}: {error}") from error
 
@@ -65,5 +65,7 @@ def _conversation(row: object) -> Conversation:
         turns = row.get("turns", [row.get("prompt", row.get("text"))])
         valid = isinstance(turns, list) and turns and all(isinstance(turn, str) and turn.strip() for turn in turns)
         if valid and isinstance(row.get("system"), str | None):
+            if not all(map(is_whole, (*turns, row.get("system") or ""))):  # which no tokenizer takes
+                raise ValueError("half a character (a lone surrogate, such as \\ud83d) in a text")
             return Conversation(tuple(turns), row.get("system") or None, raw="turns" not in row and "prompt" not in row)
     raise ValueError("expected a JSON object with 'turns' (a list of texts), 'prompt' or 'text', none of them empty")

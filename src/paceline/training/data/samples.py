@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.errors import DataError
-from paceline.files import whole
+from paceline.files import read_json, whole
 
 if TYPE_CHECKING:
     from paceline.targets.target import Target
@@ -183,6 +183,18 @@ class Manifest:
                     "delete that folder, or choose another"
                 )
 
+    @contextmanager
+    def filled(self, alone: bool = True) -> Iterator[None]:
+        """Around what makes shards. Where that fails before there is one it is gone again, as it would refuse the same
+        with what was wrong put right; unless not `alone`: other processes may be at it still.
+        """
+        try:
+            yield
+        except BaseException:
+            if alone and not any(self.path.parent.glob("*.safetensors")):
+                self.remove()
+            raise
+
     def add(self, name: str, counts: dict[str, int], sha256: str | None = None) -> None:
         """Enter a shard, with the hash of its contents."""
         with self._lock:
@@ -202,7 +214,7 @@ class Manifest:
     def read(self) -> dict[str, Any]:
         """Raises DataError when there is none, or not one of ours."""
         try:
-            facts: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+            facts: dict[str, Any] = read_json(self.path.read_text(encoding="utf-8"))
             if facts["format"] != FORMAT:
                 raise DataError(f"{self.path} is of another version of paceline")
             parts = [facts["made"], facts["shards"], facts["totals"], *facts["shards"].values()]

@@ -144,6 +144,7 @@ class SelfDistillation:
         return [sample for draft in drafts for sample in draft.samples]
 
     def _request(self, ids: list[int]) -> Request:
+        self.llm.target.check_ids(ids)
         return Request(
             ids,
             limit=self.config.max_new_tokens,

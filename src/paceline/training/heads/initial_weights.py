@@ -45,7 +45,8 @@ class Regression:
     def solve(self) -> Float[Tensor, "outputs inputs"]:
         if not self.seen:
             raise DataError("the samples are too short for this head: there is nothing to learn so far ahead")
-        damped = self.squares + RIDGE * self.squares.diagonal().diag()
+        own = self.squares.diagonal()
+        damped = self.squares + (RIDGE * own).where(own > 0, 1.0).diag()  # an input that is always 0 says nothing
         solved: Tensor = torch.linalg.solve(damped, self.products)
         return solved.T.float()
 

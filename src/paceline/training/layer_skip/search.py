@@ -84,11 +84,14 @@ def search(
     require(trials >= 1, f"layer-skip search: trials must be at least 1, not {trials}")
     require(new_tokens >= 1, f"layer-skip search: new tokens must be at least 1, not {new_tokens}")
     require(k_max >= 1, f"layer-skip search: k_max must be at least 1, not {k_max}")
+    most = target.context - 2  # with the token that a draft goes on from and one before it
+    require(k_max <= most, f"layer-skip search: k_max must be at most {most} in a context of {target.context} tokens")
     require(0 <= min_skip < 1, f"layer-skip search: min_skip must lie in [0, 1), not {min_skip}")
     require(bool(prompts) and all(prompts), "layer-skip search: there are no prompts, or one is empty")
     if not target.has_blocks:
         raise UnsupportedModel(f"layer-skip needs a model whose layers run one by one; {target.name} is not one")
     for ids in prompts:
+        target.check_ids(ids)
         target.check_fits(len(ids), new_tokens)
     about = {
         "model": model_key(target),

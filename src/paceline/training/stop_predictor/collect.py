@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -103,8 +104,7 @@ def collect(
             for path in [*folder.glob("examples-*.safetensors"), manifest.path]:
                 path.unlink()
             manifest.open(made)
-    hidden = drafter.hidden_width is not None and target.has_blocks
-    recording = LLM(target, drafter, Spec("record", Recorder, {"k": k, "hidden": hidden}), llm.verifier)
+    recording = LLM(target, drafter, Spec("record", Recorder, {"k": k, "hidden": shows_hidden(llm)}), llm.verifier)
     parts: list[Examples] = []
     done = noted = 0
 
@@ -113,21 +113,27 @@ def collect(
         done, noted = done + prompts, noted + examples
         progress(done, noted)
 
-    for first in range(0, len(prompts), GROUP):
-        group = range(first, min(first + GROUP, len(prompts)))
-        name = f"examples-{first // GROUP:05}.safetensors"
-        part = _kept(folder / name) if folder else None
-        if part:
-            count(len(part), len(group))
-        elif rows := _record(recording, {index: prompts[index] for index in group}, facts, batch, count):
-            part = Examples.of(rows, facts)
-            if folder and manifest:
-                part.save(folder / name)
-                manifest.add(name, {"prompts": len(group), "examples": len(part)})
-        parts += [part] if part else []
-    if not parts:
-        raise DataError(f"{drafter.source} drafted nothing for these prompts: there is nothing to learn from")
+    with manifest.filled() if manifest else nullcontext():
+        for first in range(0, len(prompts), GROUP):
+            group = range(first, min(first + GROUP, len(prompts)))
+            name = f"examples-{first // GROUP:05}.safetensors"
+            part = _kept(folder / name) if folder else None
+            if part:
+                count(len(part), len(group))
+            elif rows := _record(recording, {index: prompts[index] for index in group}, facts, batch, count):
+                part = Examples.of(rows, facts)
+                if folder and manifest:
+                    part.save(folder / name)
+                    manifest.add(name, {"prompts": len(group), "examples": len(part)})
+            parts += [part] if part else []
+        if not parts:
+            raise DataError(f"{drafter.source} drafted nothing for these prompts: there is nothing to learn from")
     return Examples.joined(parts)
+
+
+def shows_hidden(llm: LLM) -> bool:
+    """Whether examples have the hidden states of target and drafter."""
+    return llm.drafter.hidden_width is not None and llm.target.has_blocks
 
 
 def _head(drafter: Drafter) -> str | None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 #: Forms of each policy's predictor, the default first.
 FORMS = {"cali-ts": ("features", "low-rank", "full"), "specdec++": ("residual",), "disco": ("top",)}
+WITHOUT_HIDDEN = ("features", "top")  # forms that need no hidden states
 
 
 @dataclass(frozen=True)
