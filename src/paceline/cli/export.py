@@ -11,6 +11,7 @@ from typer import Option
 
 from paceline.cli.console import print_json
 from paceline.cli.options import given_path, new_file
+from paceline.files import at_home
 
 if TYPE_CHECKING:
     from paceline.targets import Target
@@ -58,7 +59,7 @@ def draft_model(
     from paceline.targets.sources import load_model
 
     loaded, tokenizer = load_model(model, dtype=dtype)
-    folder = ExitHead.find(as_target(loaded)) if head == "auto" else Path(head)
+    folder = ExitHead.find(as_target(loaded)) if head == "auto" else at_home(head)
     made = ExitHead.load(folder)
     draft = export_draft_model(loaded, tokenizer, made, out)
     counts = {"layers": draft.config.num_hidden_layers, "parameters": draft.num_parameters()}

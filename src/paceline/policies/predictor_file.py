@@ -113,7 +113,8 @@ def file_name(policy: str) -> str:
 def need_hidden(setting: Setting, policy: str, *, of_target: bool) -> None:
     """Raises OptionError where there are no hidden states to look at."""
     if setting.draft_width is None:
-        raise OptionError(f"{policy} looks at the drafter's hidden states, and {setting.drafter} has none to show")
+        drafter = setting.drafter or "'none'"
+        raise OptionError(f"{policy} looks at the drafter's hidden states, and {drafter} has none to show")
     if of_target and setting.width is None:
         raise OptionError(f"{policy} looks at the model's last hidden states, which {setting.target} does not show")
 
