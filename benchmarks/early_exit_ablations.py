@@ -86,7 +86,8 @@ def open_text(args: argparse.Namespace) -> Path:
     manifest.open({**like["made"], "prompts": [], "text": [[path.name, sha256(path)] for path in args.text]})
     if not (folder / shard_name(0)).exists():
         longest = like["made"]["max_length"]
-        owner: Any = SimpleNamespace(tokenizer=tokenizer_of(args.model)[0], target=SimpleNamespace(context=longest))
+        target = SimpleNamespace(context=longest, check_ids=lambda ids: None)  # the training reads them again
+        owner: Any = SimpleNamespace(tokenizer=tokenizer_of(args.model)[0], target=target)
         config = DistillConfig(max_length=longest)
         samples = OpenText(args.text, owner, config).samples(0, like["totals"]["trained"])
         learnt = sum(len(sample.ids) - 1 for sample in samples)
