@@ -86,7 +86,7 @@ def open_text(args: argparse.Namespace) -> Path:
     manifest.open({**like["made"], "prompts": [], "text": [[path.name, sha256(path)] for path in args.text]})
     if not (folder / shard_name(0)).exists():
         longest = like["made"]["max_length"]
-        target = SimpleNamespace(context=longest, check_ids=lambda ids: None)  # the training reads them again
+        target = SimpleNamespace(context=longest, check_ids=lambda ids: None)  # training checks them
         owner: Any = SimpleNamespace(tokenizer=tokenizer_of(args.model)[0], target=target)
         config = DistillConfig(max_length=longest)
         samples = OpenText(args.text, owner, config).samples(0, like["totals"]["trained"])

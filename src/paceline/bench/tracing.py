@@ -142,10 +142,10 @@ def _choosing(rounds: Sequence[TimedPass], sources: Sequence[Source], overhead: 
     a drafter that pays for its tokens are rounds in which it was not asked: one that is seldom asked has to catch up
     first, which has nothing to do with choosing.
     """
-    free = sum(source.levels[0] for source in sources if source.levels and source.kind == FREE)
-    first = sources[0].levels[0] if len(sources) == 1 and sources[0].levels and not free else 0.0
-    plain = [one.draft for one in rounds if one.width == 1]
-    drafts = [draft for draft in plain if (draft <= first / 2 if first else draft > free / 2)]
+    free = sum(source.levels[0] for source in sources if source.kind == FREE)
+    paid = sum(source.levels[0] for source in sources if source.kind != FREE and source.levels)
+    least, most = (0.0, paid / 2) if paid and len(sources) == 1 else (free / 2, inf)
+    drafts = [one.draft for one in rounds if one.width == 1 and least < one.draft <= most]
     others = median(one.other for one in rounds) - overhead - sum(source.observe for source in sources)
     return max(median(drafts) - free if len(drafts) >= ENOUGH else 0.0, 0.0) + max(others, 0.0)
 

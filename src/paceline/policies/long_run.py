@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import copy
 
 START = 8.0  # plain rounds' worth of time by which the rate that is foreseen weighs
-RENEWED = 32  # rounds after which costs are asked for again, which takes long
+RENEWED = 8  # rounds after which costs are asked for again
 FADING = 0.5 ** (1 / 100)  # what was seen counts half after 100 rounds
 
 
@@ -85,8 +85,7 @@ class LongRun:
 
     def observe(self, drafted: int, accepted: int) -> None:
         """A round's outcome."""
-        cost = self._costs[drafted] if drafted < len(self._costs) else self.cost(drafted)
-        self.rate.observe(accepted + 1, cost)
+        self.rate.observe(accepted + 1, self.cost(drafted))
         self._rounds += 1
         if self._rounds % RENEWED == 0:
             self._costs.clear()
