@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paceline.compiled import int64
 from paceline.targets.compact import Compact, as_they_are
-from paceline.targets.narrow_tile import LANES, TURN, VECTORS, WIDE, Form, tile
+from paceline.targets.narrow_tile import LANES, TURN, VECTORS, Form, tile
 from paceline.targets.narrow_tile import ROWS as TILE_ROWS
 from paceline.targets.team import EXACT, Integers, Kernel, floats, part, parts
 
@@ -112,7 +112,7 @@ class NarrowProduct:
         chunk: inputs that oneDNN sums in one chain.
     """
 
-    widest = 32 if WIDE else 12
+    widest = 32
 
     def __init__(self, weights: Compact, shape: tuple[int, ...], bias: Tensor | None, chunk: int) -> None:
         self._held, self.outputs, self.kernel = (weights, bias), shape[0], kernel(weights.form)
