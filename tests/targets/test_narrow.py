@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "max_position_embeddings": 64,
 }
-WIDTHS = [*range(1, 34), 64]
+WIDTHS = [*range(1, 35), 48, 64, 65, 97, 127, 128]
 
 
 def halves(outputs: int, inputs: int) -> Tensor:

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from paceline.targets.narrow_tile import BFLOAT16, BLOCKS4, BLOCKS8, FLOAT16, FLOAT32, READS_HALVES, Form
+from paceline.targets.narrow_tile import BFLOAT16, BLOCKS4, BLOCKS8, FLOAT16, FLOAT32, LANES, READS_HALVES, Form
 
 _AT_A_TIME = 1 << 22  # weights
 
 
 class Compact(NamedTuple):
     form: Form
-    codes: Tensor  # [panels, rows of codes, panel]
+    codes: Tensor  # [panels, rows of codes, panel]: words, or of float32 oneDNN's own blocks
     scales: Float[Tensor, "panels blocks scales panel"] | None = None
 
     @property
@@ -45,10 +45,10 @@ def compact(blocks: Float[Tensor, "panels inputs panel"], inputs: int, chunk: in
         chunk: inputs that are summed in one chain, whole blocks of a form.
     """
     for form, encode in _FORMS:
-        if inputs % form.block or chunk % form.block or encode(blocks[:1, :inputs]) is None:
+        if inputs % form.block or chunk % form.block or encode(_in_panels(blocks[:1, :inputs])) is None:
             continue
         parts = []
-        for some in _pieces(blocks[:, :inputs]):
+        for some in _pieces(_in_panels(blocks[:, :inputs])):
             part = encode(some)
             if part is None:
                 break
@@ -77,6 +77,11 @@ def _free_memory() -> float:
     return own
 
 
+def _in_panels(blocks: Float[Tensor, "blocks inputs outputs"]) -> Float[Tensor, "panels inputs lanes"]:
+    panels: Tensor = blocks.unflatten(2, (-1, LANES)).transpose(1, 2).flatten(0, 1)
+    return panels
+
+
 def _pieces(blocks: Tensor) -> Iterator[Tensor]:
     yield from blocks.split(max(1, _AT_A_TIME // blocks[0].numel()))
 
@@ -85,12 +90,14 @@ def _upper_halves(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
     bits = blocks.contiguous().view(torch.int32)
     if (bits & 0xFFFF).any():
         return None
-    return (bits >> 16).to(torch.int16), blocks.new_empty(0)
+    return _words((bits >> 16).to(torch.int16), 2), blocks.new_empty(0)
 
 
 def _halves(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
     halves = blocks.half()
-    return (halves.view(torch.int16), blocks.new_empty(0)) if torch.equal(halves.float(), blocks) else None
+    if not torch.equal(halves.float(), blocks):
+        return None
+    return halves.contiguous().view(torch.int32).view(len(blocks), -1, LANES), blocks.new_empty(0)
 
 
 def _multiples(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -100,7 +107,7 @@ def _multiples(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
     codes = torch.where(factors > 0, grouped / factors, 0.0).round_().clamp_(-127, 127)
     if not torch.equal(codes * factors, grouped):
         return None
-    return codes.to(torch.int8).view(blocks.shape), factors
+    return _words(codes.to(torch.int8).view(blocks.shape), 4), factors
 
 
 def _digits(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -115,8 +122,14 @@ def _digits(blocks: Tensor) -> tuple[Tensor, Tensor] | None:
         codes, factors = _by_factor(grouped, low, (low / -8).half().float())  # a half: products by digits are exact
         if not torch.equal(codes * factors + low, grouped):
             return None
-    digits = codes.to(torch.uint8).view(len(blocks), -1, 2, blocks.shape[2])
-    return digits[:, :, 0] | digits[:, :, 1] << 4, torch.cat([factors, low], 2)
+    digits = codes.to(torch.uint8).view(len(blocks), -1, 2, LANES)
+    return _words(digits[:, :, 0] | digits[:, :, 1] << 4, 4), torch.cat([factors, low], 2)
+
+
+def _words(codes: Int[Tensor, "panels rows lanes"], count: int) -> Int[Tensor, "panels fewer lanes"]:
+    """So many rows' codes in a word, the first row's in its lowest bits."""
+    together: Tensor = codes.unflatten(1, (-1, count)).transpose(2, 3)
+    return together.contiguous().view(torch.int32).squeeze(3)
 
 
 def _by_factor(grouped: Tensor, offsets: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from numba import carray
+from numba import carray, njit
 from torch import Tensor
 
 from paceline.compiled import int64
 from paceline.targets.compact import Compact, as_they_are
-from paceline.targets.narrow_tile import LANES, TURN, VECTORS, Form, tile
+from paceline.targets.narrow_tile import FLOAT32, LANES, LINE, TURN, VECTORS, Form, memory, spread, tile
 from paceline.targets.narrow_tile import ROWS as TILE_ROWS
 from paceline.targets.team import EXACT, Integers, Kernel, floats, part, parts
 
@@ -46,47 +46,71 @@ _CHUNKS = (512, 1024, 256, 2048, 384, 768, 128, 64)
     FIELDS,
 ) = range(13)
 
+MOST = 128  # rows
+PIECE = 192 if VECTORS == 1 else 96  # inputs whose weights are floats at a time, in the first cache
 
 # Of the form of a kernel's weights: put in by `kernel`.
 TILE: Any = None
-BITS = INPUTS_OF_ROW = BLOCK = SCALES_OF_BLOCK = 1
+SPREAD: Any = None
+INPUTS_OF_ROW = BLOCK = SCALES_OF_BLOCK = 1
+ROW = 0  # bytes from a row of codes to the next; 0: as PANEL says
+
+_float_tile = tile(FLOAT32, ahead=False)
+_sums, _weights = memory(MOST * VECTORS * LINE), memory(PIECE * VECTORS * LINE)
 
 
 def _multiply(t: Integers) -> None:
-    """out = x W^T + b, of weights in the form that `kernel` puts its globals in for."""
-    rows, inputs, outputs, panel = t[ROWS], t[INPUTS], t[OUTPUTS], t[PANEL]
-    groups = (rows + TILE_ROWS - 1) // TILE_ROWS
-    group = (rows + groups - 1) // groups  # rows of a tile
-    units = outputs // LANES
+    """out = x W^T + b, of weights in the form that `kernel` puts its globals in for.
+
+    A thread goes through its outputs by some vectors at a time. The rows of one tile take weights as they are stored.
+    For more rows weights become floats first, some inputs at a time, and sums go on from one such piece to the next.
+    """
+    rows, inputs, panel = t[ROWS], t[INPUTS], t[PANEL]
+    x_stride, row = 4 * inputs, ROW or 4 * panel
+    tiles = (rows + TILE_ROWS - 1) // TILE_ROWS
+    units = t[OUTPUTS] // LANES
     unit, end = units * int64(part()) // int64(parts()), units * (int64(part()) + 1) // int64(parts())
+    sums, weights = _sums(), _weights()
     while unit < end:
         number, inside = unit * LANES // panel, unit * LANES % panel
-        vectors = min(VECTORS[group], end - unit, (panel - inside) // LANES)
-        codes = t[CODES] + number * t[CODES_OF_PANEL] + inside * BITS // 8
-        scales = t[SCALES] + number * t[SCALES_OF_PANEL] + 4 * inside
+        vectors, apart = min(int64(VECTORS), end - unit), t[CODES_OF_PANEL]  # bytes from one's codes to the next's
+        if panel > LANES:
+            vectors, apart = min(vectors, (panel - inside) // LANES), int64(LINE)
+        stride = LINE * vectors
+        codes, scales = t[CODES] + number * t[CODES_OF_PANEL] + 4 * inside, t[SCALES] + number * t[SCALES_OF_PANEL]
         for start in range(0, inputs, t[CHUNK]):
-            size = min(t[CHUNK], inputs - start)
-            for row in range(0, rows, group):
-                TILE(
-                    min(group, rows - row),
-                    vectors,
-                    t[X] + 4 * (row * inputs + start),
-                    4 * inputs,
-                    codes + start // INPUTS_OF_ROW * panel * BITS // 8,
-                    panel,
-                    scales + start // BLOCK * SCALES_OF_BLOCK * panel * 4,
-                    size,
-                    t[OUT] + 4 * (row * outputs + unit * LANES),
-                    4 * outputs,
-                    int64(start > 0),
-                )
-        if t[BIAS]:
-            bias = carray(floats(t[BIAS]), outputs)
-            for row in range(rows):
-                out = carray(floats(t[OUT] + 4 * row * outputs), outputs)
-                for i in range(unit * LANES, (unit + vectors) * LANES):
-                    out[i] += bias[i]
+            stop = min(inputs, start + t[CHUNK])
+            for at in range(start, stop, PIECE if tiles > 1 else stop - start):
+                size = min(PIECE, stop - at) if tiles > 1 else stop - start
+                some, x, carries = codes + at // INPUTS_OF_ROW * row, t[X] + 4 * at, int64(at > start)
+                factors, factors_apart = scales + at // BLOCK * SCALES_OF_BLOCK * LINE, t[SCALES_OF_PANEL]
+                if tiles == 1:
+                    stored = some, row, apart, factors, factors_apart
+                    TILE(rows, vectors, *stored, x, x_stride, size, sums, stride, carries)
+                    continue
+                for i in range(vectors):
+                    SPREAD(some + i * apart, row, factors + i * factors_apart, size, weights + i * PIECE * LINE)
+                for i in range(tiles):
+                    first, after = rows * i // tiles, rows * (i + 1) // tiles
+                    own, own_sums = x + x_stride * first, sums + stride * first
+                    stored = weights, int64(LINE), int64(PIECE * LINE), int64(0), int64(0)
+                    _float_tile(after - first, vectors, *stored, own, x_stride, size, own_sums, stride, carries)
+            _add_up(t, unit * LANES, vectors * LANES, sums, start > 0, stop == inputs)
         unit += vectors
+
+
+@njit(**EXACT)
+def _add_up(t: Integers, first: int, count: int, sums: int, adds: bool, ends: bool) -> None:
+    """Put the sums of a chunk of inputs, `[rows, count]`, into their place; if `adds`, on top of those before."""
+    for row in range(t[ROWS]):
+        out = carray(floats(t[OUT] + 4 * (row * t[OUTPUTS] + first)), count)
+        some = carray(floats(sums + 4 * row * count), count)
+        for i in range(count):
+            out[i] = out[i] + some[i] if adds else some[i]
+        if ends and t[BIAS]:
+            bias = carray(floats(t[BIAS] + 4 * first), count)
+            for i in range(count):
+                out[i] += bias[i]
 
 
 @cache
@@ -94,8 +118,9 @@ def kernel(form: Form) -> Kernel:
     """`_multiply` for a form: a copy with other globals, since numba would compile a closure anew in every process."""
     own = {
         "TILE": tile(form),
-        "BITS": form.bits,
+        "SPREAD": spread(form),
         "INPUTS_OF_ROW": form.inputs,
+        "ROW": 0 if form is FLOAT32 else LINE,
         "BLOCK": form.block,
         "SCALES_OF_BLOCK": form.scales,
     }
@@ -112,7 +137,7 @@ class NarrowProduct:
         chunk: inputs that oneDNN sums in one chain.
     """
 
-    widest = 32
+    widest = MOST
 
     def __init__(self, weights: Compact, shape: tuple[int, ...], bias: Tensor | None, chunk: int) -> None:
         self._held, self.outputs, self.kernel = (weights, bias), shape[0], kernel(weights.form)
