@@ -24,25 +24,12 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
 (
     QKV,  # [tokens, heads + 2 kv_heads, head_dim]; queries are rotated in place
     OUT,  # [tokens, heads, head_dim]
-    KEYS,
-    VALUES,  # [batch, kv_heads, slots, head_dim]
-    ROW_STRIDE,
-    HEAD_STRIDE,
-    BASES,  # [batch] or 0: the slots that the rows' keys and values begin with
-    BATCH,
-    WIDTH,  # most tokens of a row
-    FIRSTS,  # [batch + 1]: the first token of each row, then how many there are
+    # of the layer
     HEADS,
     KV_HEADS,
     HEAD_DIM,
-    ROTARY,  # rotated dimensions of a head
-    STARTS,  # [batch]: committed tokens
-    OFFSET,  # of the pass in the draft region
-    POSITIONS,  # [tokens]
-    COUNTS,  # [tokens]: keys of a token's list
-    PATHS,  # [tokens, 1 + region]: 0, then the slots after the row's start in its list; [1], a 0, for chains
-    PATH_STRIDE,  # 0 for chains
     WINDOW,  # keys a token sees at most, the last of its list; 0: all
+    ROTARY,  # rotated dimensions of a head
     COS,
     SIN,  # [positions, rotary / 2]
     QUERY_NORM,
@@ -52,8 +39,24 @@ BLOCK = 64  # keys a block: 16 KB at head_dim 64, half of the L1 cache
     SCORE_SCALE,  # bits of a float
     SCORE_CAP,  # bits of a float; 0: none
     SINKS,  # [heads] or 0: of each head, a score more in the softmax, without a value
-    SCRATCH,  # [threads, TILE * group, longest]
+    # of the layer's cache
+    KEYS,
+    VALUES,  # [batch, kv_heads, slots, head_dim]
+    ROW_STRIDE,
+    HEAD_STRIDE,
+    BASES,  # [batch] or 0: the slots that the rows' keys and values begin with
+    # of the pass
+    BATCH,
+    WIDTH,  # most tokens of a row
+    OFFSET,  # of the pass in the draft region
+    STARTS,  # [batch]: committed tokens
+    FIRSTS,  # [batch + 1]: the first token of each row, then how many there are
+    POSITIONS,  # [tokens]
+    COUNTS,  # [tokens]: keys of a token's list
+    PATHS,  # [tokens, 1 + region]: 0, then the slots after the row's start in its list; [1], a 0, for chains
+    PATH_STRIDE,  # 0 for chains
     LONGEST,  # most keys of any list
+    SCRATCH,  # [threads, TILE * group, longest]
     ATTEND_FIELDS,
 ) = range(33)
 

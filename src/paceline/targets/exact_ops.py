@@ -5,7 +5,8 @@ the width of the pass.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.targets.rope import RopeTables
     from paceline.targets.span import Span
 
+_NO_PATHS = np.zeros(1, dtype=np.int64)  # of chains
 _ALONE = 1 << 14  # elements below which waking the other threads costs more than it saves
 
 
@@ -36,36 +38,42 @@ class ExactPlan:
     """
 
     def __init__(self, span: Span, cache: KVCache, ops: ExactOps, threads: int, packed: bool) -> None:
-        shape = ops.shape
-        for rope in ops.ropes:
-            rope.grow(cache.capacity)
-        self.span, self.threads = span, threads
-        starts = np.ascontiguousarray(span.starts, dtype=np.int64)
-        positions = span.positions.clamp(max=ops.context - 1).contiguous().numpy()
-        counts, paths = _visible(span, starts)
-        firsts = np.arange(span.batch + 1) * span.width
+        self.threads, starts = threads, np.ascontiguousarray(span.starts, dtype=np.int64)
+        places, counts, paths = _places(span, starts)
+        positions = np.minimum(places, ops.context - 1)
         if packed:
             inside = span.inside
             firsts, positions, counts = np.array([*span.firsts, span.tokens]), positions[inside], counts[inside]
             paths = paths[inside] if paths.size > 1 else paths
+        else:
+            firsts = np.arange(0, span.batch * span.width + 1, span.width)
         longest = int(counts.max())
-        scratch = torch.empty(threads * TILE * (shape.heads // shape.kv_heads) * longest)
-        self._held = (starts, firsts, positions, counts, paths, scratch, [(rope.cos, rope.sin) for rope in ops.ropes])
-        #: By layers' `rope`: how many dimensions are rotated, and by which tables; the last, -1, is none.
-        rotations = np.array([[rope.size, *addresses(rope.cos, rope.sin)] for rope in ops.ropes] + [[0, 0, 0]])
+        arrays = starts, firsts, positions, counts, paths
+        held = np.concatenate([array.reshape(-1) for array in arrays], dtype=np.int64)
+        sizes = [8 * array.size for array in arrays[:-1]]
+        at = accumulate(sizes, initial=held.ctypes.data)  # addresses of each
+        scratch = ops.scratch(threads * TILE * ops.shape.heads // ops.shape.kv_heads * longest)
+        layers = ops.layer_tables(cache)
+        self._held = held, scratch, layers
         #: `[layers, ATTEND_FIELDS]`
-        self.tables = tables = ops.attention.copy()
-        tables[:, fields.BATCH], tables[:, fields.WIDTH], tables[:, fields.OFFSET] = span.batch, span.width, span.offset
-        tables[:, fields.LONGEST], tables[:, fields.SCRATCH] = longest, scratch.data_ptr()
-        tables[:, fields.STARTS], tables[:, fields.POSITIONS] = starts.ctypes.data, positions.ctypes.data
-        tables[:, fields.COUNTS], tables[:, fields.FIRSTS] = counts.ctypes.data, firsts.ctypes.data
-        tables[:, fields.PATHS], tables[:, fields.PATH_STRIDE] = (
-            paths.ctypes.data,
-            paths.shape[-1] if paths.size > 1 else 0,
-        )
-        tables[:, fields.KEYS : fields.BASES + 1] = cache.addresses
-        tables[:, fields.WINDOW] = [layer.window for layer in ops.layers]
-        tables[:, [fields.ROTARY, fields.COS, fields.SIN]] = rotations[ops.ropes_of_layers]
+        self.tables = layers.tables.copy()
+        stride = paths.shape[-1] if paths.size > 1 else 0
+        own = span.batch, span.width, span.offset, *at, stride, longest, scratch.data_ptr()
+        self.tables[:, fields.BATCH :] = own
+
+
+class LayerTables(NamedTuple):
+    """What attention knows of the layers and of a cache before any pass.
+
+    Attributes:
+        tables: `[layers, ATTEND_FIELDS]`.
+        addresses: the cache's.
+        ropes: cos and sin that the tables point to.
+    """
+
+    tables: np.ndarray
+    addresses: np.ndarray
+    ropes: list[tuple[Tensor, Tensor]]
 
 
 class ExactOps:
@@ -76,13 +84,37 @@ class ExactOps:
         kernels = {"silu": silu_gate, "gelu_tanh": gelu_tanh_gate, CLAMPED: clamped_swiglu, "gelu": gelu}
         self.activation = kernels[weights.shape.activation]
         self.numbers = [bits(number) for number in weights.shape.swiglu]
-        self.ropes_of_layers = [layer.rope for layer in weights.layers]
-        #: `[layers, ATTEND_FIELDS]`: what attention knows of each layer before any pass.
-        self.attention = _attention(weights)
+        self._attention = _attention(weights)
+        self._known: LayerTables | None = None
+        self._scratch = torch.empty(0)
         self._narrow = NarrowLayers.of(weights, self.activation, self.numbers)
 
     def plan(self, span: Span, cache: KVCache, packed: bool = False) -> ExactPlan:
         return ExactPlan(span, cache, self, torch.get_num_threads(), packed)
+
+    def forget(self) -> None:
+        self._known = None
+
+    def scratch(self, size: int) -> Tensor:
+        """Room for so many numbers, which every pass writes anew."""
+        if len(self._scratch) < size:
+            self._scratch = torch.empty(2 * size)
+        return self._scratch
+
+    def layer_tables(self, cache: KVCache) -> LayerTables:
+        """Made once for a cache, after `KVCache.place`."""
+        if self._known is None or self._known.addresses is not cache.addresses:
+            for rope in self.ropes:
+                rope.grow(cache.capacity)
+            ropes = [(rope.cos, rope.sin) for rope in self.ropes]
+            # By layers' `rope`: how many dimensions are rotated, and by which tables; the last, -1, is none.
+            rotations = np.array([[2 * cos.shape[1], *addresses(cos, sin)] for cos, sin in ropes] + [[0, 0, 0]])
+            tables = self._attention.copy()
+            tables[:, fields.KEYS : fields.BASES + 1] = cache.addresses
+            tables[:, fields.WINDOW] = [layer.window for layer in self.layers]
+            tables[:, [fields.ROTARY, fields.COS, fields.SIN]] = rotations[[layer.rope for layer in self.layers]]
+            self._known = LayerTables(tables, cache.addresses, ropes)
+        return self._known
 
     def together(
         self, plan: ExactPlan, flow: Tensor, start: int, stop: int, taps: Mapping[int, Tensor]
@@ -91,6 +123,15 @@ class ExactOps:
         if self._narrow is None or len(flow) > self._narrow.widest or start == stop:
             return None
         return self._narrow(plan.tables, flow, start, stop, plan.threads, taps)
+
+    def whole(self, plan: ExactPlan, flow: Tensor, start: int, taps: Mapping[int, Tensor]) -> Tensor | None:
+        """See `torch_tier.Operations`: not where the pass is too wide, or the model has steps that cannot."""
+        narrow, stop = self._narrow, len(self.layers)
+        if narrow is None or not narrow.outputs or len(flow) > narrow.widest or start == stop:
+            return None
+        logits = flow.new_empty(len(flow), narrow.outputs)
+        narrow(plan.tables, flow, start, stop, plan.threads, taps, logits)
+        return logits
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor:
         if norm is None:
@@ -133,14 +174,19 @@ def _attention(weights: Weights) -> np.ndarray:
     return tables
 
 
-def _visible(span: Span, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many keys are in each token's list, `[batch, width]`, and the paths as the attention kernel wants them."""
+def _places(span: Span, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions and how many keys are in each token's list, `[batch, width]`, and the paths as the attention kernel
+    wants them.
+    """
+    first = starts[:, None]
     if span.ancestors is None:
-        seen = starts[:, None] + np.arange(span.offset + 1, span.offset + span.width + 1)
-        return seen, np.zeros(1, dtype=np.int64)
+        slots = first + np.arange(span.offset, span.offset + span.width)
+        places = slots if span.depths is None else first + span.depths.numpy()
+        return places, slots + 1, _NO_PATHS
+    places = first + (np.arange(span.width) + span.offset if span.depths is None else span.depths.numpy())
     ancestors = span.ancestors.numpy()
     paths = np.argsort(~ancestors, axis=2, kind="stable")  # the visible slots first, in their order
-    return starts[:, None] + ancestors.sum(2), np.pad(paths, ((0, 0), (0, 0), (1, 0)))
+    return places, first + ancestors.sum(2), np.pad(paths, ((0, 0), (0, 0), (1, 0)))
 
 
 def _threads(out: Tensor) -> int:

@@ -30,6 +30,9 @@ class NarrowLayers:
     """The steps of all layers, each with a table in which a pass fills in its width and where things lie.
 
     What steps give each other lies in buffers that the next pass uses again: one pass at a time.
+
+    Attributes:
+        outputs: of the output matrix; 0: it cannot be asked for here.
     """
 
     def __init__(self, weights: Weights, activation: Kernel, numbers: Sequence[int]) -> None:
@@ -50,16 +53,19 @@ class NarrowLayers:
         self._buffers = {name: torch.zeros(self.widest, size) for name, size in sizes.items()}
         self._at = {name: buffer.data_ptr() for name, buffer in self._buffers.items()}
         layers = [list(self._layer(layer)) for layer in weights.layers]
-        steps = [step for layer in layers for step in layer]
+        self._last = list(self._head(weights))
+        self.outputs: int = self._last[-1].table[narrow.OUTPUTS] if self._last else 0
+        steps = [step for part in (*layers, self._last) for step in part]
         #: `[steps, ATTEND_FIELDS]`, the longest of tables
         self._tables = np.array([step.table + [0] * (attention.ATTEND_FIELDS - len(step.table)) for step in steps])
         self._kernels = [step.kernel for step in steps]
         self._firsts = np.cumsum([0, *map(len, layers)]).tolist()  # of each layer, the first step
-        self._attends = [at for at, step in enumerate(steps) if step.kernel is attention.attend]
-        self._flows = [at for at, step in enumerate(steps) if step.flow]
+        self._entries = np.array(self._firsts[:-1])
+        self._attends = np.array([at for at, step in enumerate(steps) if step.kernel is attention.attend])
+        self._flows = np.array([at for at, step in enumerate(steps) if step.flow])
         with_rows = [(at, step.rows) for at, step in enumerate(steps) if step.rows >= 0]
         self._rows = tuple(np.array(with_rows).T)
-        self._programs: dict[tuple[int, int], Program] = {}
+        self._programs: dict[tuple[int, int, bool], Program] = {}
 
     @classmethod
     def of(cls, weights: Weights, activation: Kernel, numbers: Sequence[int]) -> NarrowLayers | None:
@@ -84,6 +90,12 @@ class NarrowLayers:
         size = self._buffers["active"].shape[1]
         yield _Call(self._activation, [at["up"], at["active"], 0, size, *self._numbers], rows=2)
         yield from self._added(layer.down, "active", layer.mlp_post_norm)
+
+    def _head(self, weights: Weights) -> Iterator[_Call]:
+        """The final norm and the output matrix, where they have such steps."""
+        if weights.norm is not None and isinstance(weights.head, PackedLinear) and weights.head.narrow:
+            yield self._norm(weights.norm)
+            yield _product(weights.head, self._at["entered"], 0)
 
     def _norm(self, norm: Norm | None) -> _Call:
         assert norm is not None
@@ -117,27 +129,39 @@ class NarrowLayers:
         yield _Call(kernels.add_norm, table, rows=kernels.ROWS)
 
     def __call__(
-        self, attends: np.ndarray, flow: Tensor, start: int, stop: int, threads: int, taps: Mapping[int, Tensor]
+        self,
+        attends: np.ndarray,
+        flow: Tensor,
+        start: int,
+        stop: int,
+        threads: int,
+        taps: Mapping[int, Tensor],
+        logits: Tensor | None = None,
     ) -> Tensor:
         """What layer `stop - 1` adds to the flow, `[rows, hidden]`, which has become what enters its MLP.
 
         Args:
             attends: `[layers, ATTEND_FIELDS]`, the tables of attention but for where it reads and writes.
             taps: filled with what enters these layers, above `start` and below `stop`; as `flow` is.
+            logits: where `stop` is the number of layers, filled with what the output matrix gives after the final norm,
+                `[rows, outputs]`. Then all has been added to the flow.
         """
         tables, first = self._tables, self._firsts[start]
         tables[self._rows] = len(flow)
         tables[self._flows, 0] = flow.data_ptr()
-        tables[self._attends, attention.KEYS :] = attends[:, attention.KEYS :]
-        tables[self._firsts[:-1], kernels.DELTA] = self._at["delta"]  # a pass that was stopped may have left a 0
+        tables[self._attends, attention.HEADS :] = attends[:, attention.HEADS :]
+        tables[self._entries, kernels.DELTA] = self._at["delta"]  # a pass that was stopped may have left a 0
         tables[first, kernels.DELTA] = 0
-        tables[self._firsts[:-1], kernels.TAP] = 0
+        tables[self._entries, kernels.TAP] = 0
         for tap, rows in taps.items():
             tables[self._firsts[tap], kernels.TAP] = rows.data_ptr()
-        if (start, stop) not in self._programs:
-            steps = range(first, self._firsts[stop])
-            self._programs[start, stop] = Program([(self._kernels[step], tables[step]) for step in steps])
-        self._programs[start, stop].run(threads)
+        if logits is not None:
+            tables[-1, narrow.OUT] = logits.data_ptr()
+        key = start, stop, logits is not None
+        if key not in self._programs:
+            steps = range(first, self._firsts[stop] + (0 if logits is None else len(self._last)))
+            self._programs[key] = Program([(self._kernels[step], tables[step]) for step in steps])
+        self._programs[key].run(threads)
         return self._buffers["delta"][: len(flow)]
 
 

@@ -45,6 +45,9 @@ class PlainOps:
             span, near, [(rope.cos[positions][:, None], rope.sin[positions][:, None]) for rope in self.ropes], {}
         )
 
+    def forget(self) -> None:
+        """Nothing is kept."""
+
     def _mask(self, plan: PlainPlan, window: int, dtype: torch.dtype, explicit: bool) -> tuple[int, Tensor | None]:
         span, group, first = plan.near if window else plan.span, self.shape.heads // self.shape.kv_heads, 0
         if window:
@@ -58,6 +61,9 @@ class PlainOps:
         return first, None if mask is None else mask.repeat(1, 1, group, 1)
 
     def together(self, *_of_a_pass: object) -> None:
+        return None
+
+    def whole(self, *_of_a_pass: object) -> None:
         return None
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor:

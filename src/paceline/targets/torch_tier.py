@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.targets import fused
+from paceline.targets.base import check_taps
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
 from paceline.targets.plain_ops import PlainOps
@@ -43,6 +44,9 @@ class Operations(Protocol):
             packed: the flow has no rows for the span's padding; only where operations are `exact`.
         """
 
+    def forget(self) -> None:
+        """What is kept of the layers' windows."""
+
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor: ...
 
     def together(self, plan: Any, flow: Tensor, start: int, stop: int, taps: Mapping[int, Tensor], /) -> Tensor | None:
@@ -50,6 +54,11 @@ class Operations(Protocol):
 
         Args:
             taps: filled with what enters these layers, which lie between the first and the last.
+        """
+
+    def whole(self, plan: Any, flow: Tensor, start: int, taps: Mapping[int, Tensor], /) -> Tensor | None:
+        """All layers from `start` on, the final norm and the output matrix in one call: what the matrix gives. `flow`
+        becomes what leaves the last layer. None where that cannot be, and nothing is done.
         """
 
     def attend(self, plan: Any, cache: KVCache, layer: FusedLayer, index: int, qkv: Tensor) -> Tensor: ...
@@ -92,6 +101,7 @@ class TorchTarget(Target):
     def windows(self, windows: Sequence[int]) -> None:
         for layer, window in zip(self.weights.layers, windows, strict=True):
             layer.window = window
+        self.ops.forget()
 
     def cache_shape(self) -> CacheShape:
         shape = self.weights.shape
@@ -113,11 +123,41 @@ class TorchTarget(Target):
         hidden: Tensor | None = None,
     ) -> PassOutput:
         """See `Target.forward`; hidden states without padding are `[tokens, hidden]`."""
-        if hidden is not None or span.counts is None or not self.packs:
-            return super().forward(span, cache, taps, start, hidden)
-        hidden = self.weights.embed(span.ids[torch.from_numpy(span.inside)])
-        hidden, tapped = self._through(span, cache, taps, start, hidden)
-        return PassOutput(self.head(hidden), tapped, firsts=span.firsts)
+        packed = hidden is None and span.counts is not None and self.packs
+        if packed:
+            hidden = self.weights.embed(span.ids[torch.from_numpy(span.inside)])
+        elif hidden is None:
+            hidden = self.embed(span)
+        made = self._at_once(hidden, span, cache, taps, start)
+        if made is None:
+            left, tapped = self._through(span, cache, taps, start, hidden)
+            made = self.head(left), tapped
+        return PassOutput(*made, firsts=span.firsts if packed else None)
+
+    def _at_once(
+        self, hidden: Tensor, span: Span, cache: KVCache, taps: Collection[int], start: int
+    ) -> tuple[Tensor, dict[int, Tensor]] | None:
+        """A pass in one call, from what enters layer `start`: logits, and what enters those of `taps`; None where that
+        cannot be.
+        """
+        check_taps(taps, start)
+        flow, inner = self._flow(hidden, taps, start)
+        logits = self.ops.whole(self._planned(span, cache, hidden.dim() == 2), flow, start, inner)
+        if logits is None:
+            return None
+        logits = self.weights.adjust(logits).view(*hidden.shape[:-1], -1)
+        return logits, self._tapped(hidden, flow, inner, taps, start)
+
+    def _flow(self, hidden: Tensor, taps: Collection[int], start: int) -> tuple[Tensor, dict[int, Tensor]]:
+        """What layers change, and where what enters those of `taps` inside will be put."""
+        flow = hidden.reshape(-1, hidden.shape[-1]).clone()  # the caller keeps its own: it may be a tap
+        return flow, {tap: torch.empty_like(flow) for tap in taps if start < tap < self.num_layers}
+
+    def _tapped(
+        self, hidden: Tensor, left: Tensor, inner: Mapping[int, Tensor], taps: Collection[int], start: int
+    ) -> dict[int, Tensor]:
+        found = dict(inner) | {start: hidden, self.num_layers: left}
+        return {tap: found[tap].view(hidden.shape) for tap in taps}
 
     def layers(
         self,
@@ -140,17 +180,14 @@ class TorchTarget(Target):
         self, hidden: Tensor, span: Span, cache: KVCache, start: int, taps: Collection[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         last = self.num_layers
-        between = [tap for tap in taps if start < tap < last]
-        if not between:
+        if not any(start < tap < last for tap in taps):
             return super()._layers_tapped(hidden, span, cache, start, taps)
-        flow = hidden.reshape(-1, hidden.shape[-1]).clone()
-        inner = {tap: torch.empty_like(flow) for tap in between}
+        flow, inner = self._flow(hidden, taps, start)
         delta = self.ops.together(self._planned(span, cache, hidden.dim() == 2), flow, start, last, inner)
         if delta is None:
             return super()._layers_tapped(hidden, span, cache, start, taps)
-        left = flow.add_(delta).view(hidden.shape)
-        tapped = {tap: rows.view(hidden.shape) for tap, rows in inner.items()} | {start: hidden, last: left}
-        return left, {tap: tapped[tap] for tap in taps}
+        left = flow.add_(delta)
+        return left.view(hidden.shape), self._tapped(hidden, left, inner, taps, start)
 
     def _one_by_one(
         self,
