@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.targets import team
 from paceline.targets.compact import compact
-from paceline.targets.linear import PackedLinear, can_pack, make_width_independent, quicken
+from paceline.targets.linear import PackedLinear, PackedRows, can_pack, make_width_independent, quicken
 from paceline.targets.span import Span
 from paceline.targets.torch_tier import TorchTarget, make_torch_target
 from tiny_families import tiny
@@ -213,6 +213,10 @@ def test_layers_at_once_or_one_by_one(family: str) -> None:
             assert torch.equal(left, apart)
             assert tapped.keys() == each.keys()
             assert all(torch.equal(tapped[tap], each[tap]) for tap in each)
+            assert target.ops.goes_whole(5)
+            whole = target.forward(span, cache, taps[start:], start, hidden)
+            assert torch.equal(whole.logits, target.head(apart))
+            assert all(torch.equal(whole.taps[tap], each[tap]) for tap in each)
         left, tapped = target._layers_tapped(hidden, span, cache, 0, ())  # what a tap was before is forgotten
         assert torch.equal(left, super(TorchTarget, target)._layers_tapped(hidden, span, cache, 0, ())[0])
         assert not tapped
@@ -224,6 +228,28 @@ def test_models_with_other_layers_go_one_by_one() -> None:
         span, cache = Span(torch.arange(5)[None], np.zeros(1, dtype=np.int64)), target.new_cache(1, 32)
         assert isinstance(target, TorchTarget)
         assert target.ops.together(target._planned(span, cache), torch.zeros(5, 64), 0, 1, {}) is None
+        assert not target.ops.goes_whole(5)
+
+
+def test_other_windows_count_at_once() -> None:
+    target = make_torch_target(tiny("mistral-windows", **SIZES))
+    assert isinstance(target, TorchTarget)
+    cache, found = target.new_cache(1, 32), []
+    with torch.inference_mode():
+        target.prefill([7, 8, 9] * 4, cache)
+        for window in (0, 2, 0):
+            target.windows = [window] * target.num_layers
+            found.append(target.forward(Span(torch.tensor([[5]]), cache.lengths.copy()), cache).logits)
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5])
+def test_few_rows_of_a_packed_matrix(count: int) -> None:
+    weight = torch.randn(80, 48)
+    rows, ids = PackedRows.of(PackedLinear(weight), weight), torch.randint(0, 80, (count,))
+    assert rows is not None
+    assert torch.equal(rows(ids), weight[ids])
 
 
 SCRIPT = """

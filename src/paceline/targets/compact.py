@@ -48,8 +48,8 @@ def compact(blocks: Float[Tensor, "panels inputs panel"], inputs: int, chunk: in
         if inputs % form.block or chunk % form.block or encode(_in_panels(blocks[:1, :inputs])) is None:
             continue
         parts = []
-        for some in _pieces(_in_panels(blocks[:, :inputs])):
-            part = encode(some)
+        for some in _pieces(blocks[:, :inputs]):
+            part = encode(_in_panels(some))
             if part is None:
                 break
             parts.append(part)

@@ -124,13 +124,14 @@ class ExactOps:
             return None
         return self._narrow(plan.tables, flow, start, stop, plan.threads, taps)
 
-    def whole(self, plan: ExactPlan, flow: Tensor, start: int, taps: Mapping[int, Tensor]) -> Tensor | None:
+    def goes_whole(self, rows: int) -> bool:
         """See `torch_tier.Operations`: not where the pass is too wide, or the model has steps that cannot."""
-        narrow, stop = self._narrow, len(self.layers)
-        if narrow is None or not narrow.outputs or len(flow) > narrow.widest or start == stop:
-            return None
-        logits = flow.new_empty(len(flow), narrow.outputs)
-        narrow(plan.tables, flow, start, stop, plan.threads, taps, logits)
+        return self._narrow is not None and self._narrow.outputs > 0 and rows <= self._narrow.widest
+
+    def whole(self, plan: ExactPlan, flow: Tensor, start: int, taps: Mapping[int, Tensor]) -> Tensor:
+        assert self._narrow is not None
+        logits = flow.new_empty(len(flow), self._narrow.outputs)
+        self._narrow(plan.tables, flow, start, len(self.layers), plan.threads, taps, logits)
         return logits
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor:
@@ -179,11 +180,10 @@ def _places(span: Span, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     wants them.
     """
     first = starts[:, None]
+    slots = first + np.arange(span.offset, span.offset + span.width)
+    places = slots if span.depths is None else first + span.depths.numpy()
     if span.ancestors is None:
-        slots = first + np.arange(span.offset, span.offset + span.width)
-        places = slots if span.depths is None else first + span.depths.numpy()
         return places, slots + 1, _NO_PATHS
-    places = first + (np.arange(span.width) + span.offset if span.depths is None else span.depths.numpy())
     ancestors = span.ancestors.numpy()
     paths = np.argsort(~ancestors, axis=2, kind="stable")  # the visible slots first, in their order
     return places, first + ancestors.sum(2), np.pad(paths, ((0, 0), (0, 0), (1, 0)))

@@ -81,15 +81,15 @@ class PackedLinear:
         return self._bytes if self.narrow is None else min(self._bytes, self.narrow.bytes)  # without padding
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
-        if self.narrow is not None and self.takes_narrow(len(x)):
-            return self.narrow(x)
+        if narrow := self.narrow_for(len(x)):
+            return narrow(x)
         if self.paired and len(x) == 1:
             return self._product(x.repeat(2, 1))[:1]
         return self._product(x)
 
-    def takes_narrow(self, rows: int) -> bool:
-        """Whether so many rows are few."""
-        return self.narrow is not None and 0 < rows <= self.narrow.widest
+    def narrow_for(self, rows: int) -> NarrowProduct | None:
+        """`narrow`, where so many rows are few."""
+        return self.narrow if self.narrow is not None and 0 < rows <= self.narrow.widest else None
 
     def _product(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
@@ -121,7 +121,7 @@ def is_width_independent(linear: PackedLinear) -> bool:
         torch.equal(alone, together[:8])
         and all(torch.equal(linear(x[:width]), together[:width]) for width in widths)
         and torch.equal(linear(x)[:_ROWS], together)
-        and (not linear.takes_narrow(chunk) or torch.equal(linear._product(x)[:_ROWS], together))
+        and (not linear.narrow_for(chunk) or torch.equal(linear._product(x)[:_ROWS], together))
     )
 
 
@@ -174,12 +174,12 @@ class PackedRows:
     """Rows of a packed weight, read where they lie: an embedding that is tied to the head needs no copy of its own."""
 
     def __init__(self, linear: PackedLinear, blocks: Tensor) -> None:
-        self._keep_alive, self._blocks, self._array = linear, blocks, blocks.numpy()
+        self._keep_alive, self._blocks = linear, blocks
 
     def __call__(self, ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows size"]:
         block = self._blocks.shape[2]
-        if len(ids) <= _ONE_BY_ONE:
-            columns = self._array[:, : self._keep_alive.shape[1]]
+        if 0 < len(ids) <= _ONE_BY_ONE:
+            columns = self._blocks.numpy()[:, : self._keep_alive.shape[1]]
             return torch.from_numpy(np.stack([columns[at // block, :, at % block] for at in ids.tolist()]))
         return self._blocks[ids // block, : self._keep_alive.shape[1], ids % block]
 

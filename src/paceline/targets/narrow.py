@@ -130,7 +130,7 @@ def kernel(form: Form) -> Kernel:
 
 
 class NarrowProduct:
-    """`x W^T + b` for up to `widest` rows: from there on oneDNN's kernels are as fast.
+    """`x W^T + b` for up to `widest` rows; more are left to oneDNN.
 
     Args:
         weights: of `shape`, outputs and inputs.

@@ -63,8 +63,11 @@ class PlainOps:
     def together(self, *_of_a_pass: object) -> None:
         return None
 
-    def whole(self, *_of_a_pass: object) -> None:
-        return None
+    def goes_whole(self, _rows: int) -> bool:
+        return False
+
+    def whole(self, *_of_a_pass: object) -> Tensor:
+        raise AssertionError("no pass goes whole here")
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor:
         if delta is not None:

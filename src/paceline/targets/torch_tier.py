@@ -45,7 +45,7 @@ class Operations(Protocol):
         """
 
     def forget(self) -> None:
-        """What is kept of the layers' windows."""
+        """Layers have other windows now: keep nothing that was made of them."""
 
     def norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm | None) -> Tensor: ...
 
@@ -56,9 +56,12 @@ class Operations(Protocol):
             taps: filled with what enters these layers, which lie between the first and the last.
         """
 
-    def whole(self, plan: Any, flow: Tensor, start: int, taps: Mapping[int, Tensor], /) -> Tensor | None:
-        """All layers from `start` on, the final norm and the output matrix in one call: what the matrix gives. `flow`
-        becomes what leaves the last layer. None where that cannot be, and nothing is done.
+    def goes_whole(self, rows: int, /) -> bool:
+        """Whether a pass of so many rows may be asked of `whole`."""
+
+    def whole(self, plan: Any, flow: Tensor, start: int, taps: Mapping[int, Tensor], /) -> Tensor:
+        """All layers from `start` on, one or more, the final norm and the output matrix in one call: what the matrix
+        gives. `flow` becomes what leaves the last layer; `taps` as of `together`.
         """
 
     def attend(self, plan: Any, cache: KVCache, layer: FusedLayer, index: int, qkv: Tensor) -> Tensor: ...
@@ -128,23 +131,20 @@ class TorchTarget(Target):
             hidden = self.weights.embed(span.ids[torch.from_numpy(span.inside)])
         elif hidden is None:
             hidden = self.embed(span)
-        made = self._at_once(hidden, span, cache, taps, start)
-        if made is None:
+        if start < self.num_layers and self.ops.goes_whole(hidden.shape[:-1].numel()):
+            logits, tapped = self._at_once(hidden, span, cache, taps, start)
+        else:
             left, tapped = self._through(span, cache, taps, start, hidden)
-            made = self.head(left), tapped
-        return PassOutput(*made, firsts=span.firsts if packed else None)
+            logits = self.head(left)
+        return PassOutput(logits, tapped, firsts=span.firsts if packed else None)
 
     def _at_once(
         self, hidden: Tensor, span: Span, cache: KVCache, taps: Collection[int], start: int
-    ) -> tuple[Tensor, dict[int, Tensor]] | None:
-        """A pass in one call, from what enters layer `start`: logits, and what enters those of `taps`; None where that
-        cannot be.
-        """
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """A pass in one call, from what enters layer `start`: logits, and what enters the layers of `taps`."""
         check_taps(taps, start)
         flow, inner = self._flow(hidden, taps, start)
         logits = self.ops.whole(self._planned(span, cache, hidden.dim() == 2), flow, start, inner)
-        if logits is None:
-            return None
         logits = self.weights.adjust(logits).view(*hidden.shape[:-1], -1)
         return logits, self._tapped(hidden, flow, inner, taps, start)
 
