@@ -48,4 +48,14 @@ def test_each_size_of_batch_by_itself() -> None:
 
 
 def test_what_takes_next_to_nothing_is_never_left_out() -> None:
-    assert all(drafted(Pause(), lambda at: 0.0, seconds=0.01))
+    assert all(drafted(Pause(), lambda at: 0.0, seconds=0.003))
+
+
+def test_what_takes_little_is_left_out_only_where_it_has_long_brought_nothing() -> None:
+    """Then as before in another text: what drafts are worth there shows soon enough."""
+    assert sum(drafted(Pause(), lambda at: 0.2 if at % 4 == 0 else 0.0, seconds=0.01)) > 0.9 * 400
+    pause = Pause()
+    hopeless = drafted(pause, lambda at: 0.0, seconds=0.01)
+    assert all(hopeless[:32])
+    assert 0 < sum(hopeless[200:]) < 0.5 * 200
+    assert all(drafted(pause, lambda at: 0.5, seconds=0.01)[40:])

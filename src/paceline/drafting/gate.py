@@ -67,11 +67,11 @@ class Gate:
     Args:
         before: what is believed before anything is seen, and is told of all that is; None: a hope.
         fading: what was seen counts so much less each time that the source is asked.
-        weight: rounds whose outcome weighs as much as that hope.
+        alike: rounds whose outcome weighs as much, at most, as what is believed before.
     """
 
-    def __init__(self, before: Gate | None = None, fading: float = FADING, weight: float = WEIGHT) -> None:
-        self._before, self._fading, self._weight = before, fading, weight
+    def __init__(self, before: Gate | None = None, fading: float = FADING, alike: float = ALIKE) -> None:
+        self._before, self._fading, self._alike = before, fading, alike
         self._seen = [NOTHING] * (len(EDGES) + 1)  # count, sum and squares of gains, fading
         self._all = NOTHING  # of these together
 
@@ -113,11 +113,11 @@ class Gate:
         """Mean, variance and how many rounds they rest on."""
         if self._before:
             mean, variance, known = self._before._belief(kind)
-            return _updated(mean, variance, min(known, ALIKE), self._seen[kind])
+            return _updated(mean, variance, min(known, self._alike), self._seen[kind])
         # A source that is new to rounds of a kind is expected to do there what it did in those of other kinds.
         others = _moved(self._all, self._seen[kind], NOTHING)
-        mean, variance, _ = _updated(HOPE, SPREAD**2, self._weight, others)
-        return _updated(mean, variance, self._weight, self._seen[kind])
+        mean, variance, _ = _updated(HOPE, SPREAD**2, WEIGHT, others)
+        return _updated(mean, variance, WEIGHT, self._seen[kind])
 
 
 def _moved(seen: Seen, before: Seen, after: Seen) -> Seen:

@@ -8,9 +8,12 @@ from paceline.drafting.gate import Gate, Stopwatch
 
 FIRST = 32  # rounds that say too little: drafters are not trusted much before they are known
 MUCH = 0.3  # tokens; a round that brings so many is followed by another
-LITTLE = 0.015  # tokens that the time for drafting would bring: a pause would save less than it might miss
+LITTLE = 0.015  # tokens that the time for drafting would bring: a pause saves so little that it may miss more,
+LEAST = 0.004  # unless drafts have been worth nothing for long; and so little is never worth a pause
 FADING = 0.5 ** (1 / 40)  # texts change: what drafts were worth counts half after so many rounds,
-HOPEFUL = 0.5 ** (1 / 8)  # and during a pause drafting is soon thought to take little
+LASTING = 0.5 ** (1 / 300)  # or so many where a pause saves little
+ALIKE = 6.0  # rounds whose outcome weighs as much as what was seen in these
+HOPEFUL = 0.5 ** (1 / 8)  # during a pause drafting is soon thought to take little
 
 
 class Pause:
@@ -29,9 +32,10 @@ class Pause:
     def pauses(self, rows: int) -> bool:
         """Whether so many requests had better not draft in this round."""
         known = self._known.get(rows.bit_length())
-        if known is None or known.rounds < FIRST or known.paid or known.lost < LITTLE:
+        if known is None or known.rounds < FIRST or known.paid or known.lost < LEAST:
             return False
-        if known.gate.asks(0.0, known.rate * known.stopwatch.seconds, self._random):
+        belief = known.lately if known.lost >= LITTLE else known.lasting
+        if belief.asks(0.0, known.rate * known.stopwatch.seconds, self._random):
             return False
         known.stopwatch.idle()
         return True
@@ -47,7 +51,7 @@ class Pause:
         known = self._known.get(rows.bit_length())
         if known is None:
             known = self._known[rows.bit_length()] = _Known()
-        known.gate.learn(0.0, gain)
+        known.lately.learn(0.0, gain)
         known.stopwatch.learn(seconds)
         known.rate, known.rounds, known.paid = rate, known.rounds + 1, gain > MUCH
         known.lost = rate * known.stopwatch.seconds
@@ -57,5 +61,6 @@ class _Known:
     """Of so many requests."""
 
     def __init__(self) -> None:
-        self.gate, self.stopwatch = Gate(fading=FADING), Stopwatch(HOPEFUL)
+        self.lasting, self.stopwatch = Gate(fading=LASTING), Stopwatch(HOPEFUL)
+        self.lately = Gate(self.lasting, FADING, alike=ALIKE)
         self.rate, self.rounds, self.paid, self.lost = 0.0, 0, False, 0.0
