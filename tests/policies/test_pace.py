@@ -94,6 +94,31 @@ def test_drafting_that_was_given_up_comes_back() -> None:
     assert sum(lengths[-50:]) / 50 > 5
 
 
+def test_rounds_that_rest_are_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafts pay nothing it asks itself rarely, and tries about as often as if it always did."""
+
+    def tries_and_questions() -> tuple[int, int]:
+        tries = questions = 0
+        for seed in range(20):
+            policy = placed(Pace(), draft=0.5, verify=0.3)
+            assert isinstance(policy, Pace)
+            policy.seed(seed)
+            for _ in range(300):
+                before = policy.random.getstate()
+                length = drafted(policy, [0.3] * 16)
+                questions += policy.random.getstate() != before
+                tries += length > 0
+                policy.observe(length, 0)
+        return tries, questions
+
+    tries, questions = tries_and_questions()
+    monkeypatch.setattr("paceline.policies.pace.LONGEST", 0)
+    tries_before, questions_before = tries_and_questions()
+    assert questions_before == 20 * 300
+    assert questions < 0.4 * questions_before
+    assert tries == pytest.approx(tries_before, rel=0.25)
+
+
 def drafted_in_requests(count: int, before: Callable[[], dict[type, StoppingPolicy]]) -> list[int]:
     """Tokens that each of some short requests drafts, where drafts are mostly wrong and dear."""
     found = []

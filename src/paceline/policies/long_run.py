@@ -85,7 +85,7 @@ class LongRun:
 
     def observe(self, drafted: int, accepted: int) -> None:
         """A round's outcome."""
-        self.rate.observe(accepted + 1, self.cost(drafted))
+        self.rate.observe(accepted + 1, self.cost(drafted) if drafted else 1.0)
         self._rounds += 1
         if self._rounds % RENEWED == 0:
             self._costs.clear()

@@ -22,6 +22,7 @@ OTHER = 0.005  # what another request's text adds to that variance
 SMOOTHING = (0.5, 0.9)  # of recent acceptance
 SURPRISE, WEIGHT = 1.0, 10.0  # squared log odds by which a distribution differs from what was expected; as of so many
 FADING = 0.99  # tokens, each of which counts so much less than the next
+STREAK, LONGEST = 4, 4  # rounds in a row without a draft after which another one rests, and most that rest
 SURE = 1e-4  # no token is likelier, or less likely, than this allows
 
 
@@ -35,6 +36,9 @@ class Pace(StoppingPolicy):
     worth to draft a token and then decide. Each round the first is as hopeful, or as doubtful, as a draw from what is
     believed of it (Thompson sampling), so that drafting that was given up is tried again. A request begins with what
     the one that began before it has learned with the same drafter.
+
+    Where round after round has no draft the question is put more rarely, since it takes time as well, and more
+    hopefully then: with the best of the draws of all rounds since the last time.
 
     Args:
         k_max: most tokens a round.
@@ -55,6 +59,7 @@ class Pace(StoppingPolicy):
         self.recent = [0.0, 0.0]  # of first tokens, less a half
         self._surprise = [SURPRISE * WEIGHT, WEIGHT]  # sum of squares, and count
         self._hope = 0.0  # this round's, in standard deviations of what is believed
+        self._streak = self._rests = self._rested = 0  # rounds without a draft, to rest still, and since the last draw
         self._features: list[tuple[list[float], list[float] | None]] = []  # of this round's tokens
         self._reached, self._rate, self._last, self._stopped = 1.0, 1.0, 0.0, False
 
@@ -66,13 +71,20 @@ class Pace(StoppingPolicy):
 
     def more(self, depth: int) -> bool:
         if depth == 0:
+            if self._rests:
+                self._rests, self._rested = self._rests - 1, self._rested + 1
+                return False
             self._begin()
         if depth >= self.limit or self._stopped:
             return False
         features = self._ahead(depth)
         drafting, verifying = self.long_run.one_more(depth, self.limit)
         if self._promise(depth, self._chance(features), verifying) <= self._rate * drafting:
+            if depth == 0:
+                self._streak += 1 + self._rested
+                self._rests, self._rested = min(self._streak // STREAK, LONGEST), 0
             return False
+        self._streak = self._rested = 0
         self._features[depth:] = [(features, None)]
         return True
 
@@ -125,8 +137,8 @@ class Pace(StoppingPolicy):
         self._features.clear()
         self._reached, self._last, self._stopped = 1.0, 0.0, False
         for model in (self.ahead, self.seen):
-            model.doubt(DOUBT)
-        self._hope = self.random.gauss(0, 1)
+            model.doubt(DOUBT * (1 + self._rested))
+        self._hope = max(self.random.gauss(0, 1) for _ in range(1 + self._rested))
         mean = sigmoid(dot(self.ahead.mean, self._ahead(0)))
         self._rate = self.long_run.rate(self.long_run.foreseen(mean, self.limit))
 
