@@ -9,17 +9,18 @@ from paceline.drafting.gate import Gate, Stopwatch
 FIRST = 32  # rounds that say too little: drafters are not trusted much before they are known
 MUCH = 0.3  # tokens; a round that brings so many is followed by another
 LITTLE = 0.015  # tokens that the time for drafting would bring: a pause saves so little that it may miss more,
-LEAST = 0.004  # unless drafts have been worth nothing for long; and so little is never worth a pause
+LEAST = 0.004  # or so little that it is never worth it
 FADING = 0.5 ** (1 / 40)  # texts change: what drafts were worth counts half after so many rounds,
-LASTING = 0.5 ** (1 / 300)  # or so many where a pause saves little
-ALIKE = 6.0  # rounds whose outcome weighs as much as what was seen in these
+LASTING = 0.5 ** (1 / 300)  # or after so many where a pause saves little
+ALIKE = 6.0  # rounds whose outcome weighs as much as what these show
 HOPEFUL = 0.5 ** (1 / 8)  # during a pause drafting is soon thought to take little
 
 
 class Pause:
     """Drafting takes time before anything is known of a round's candidates. Where they are mostly worth less than that,
     no choice among them makes it good: the batch had better not look for any. It does so again some rounds later. After
-    a round that brought much it always does: good rounds come together.
+    a round that brought much it always does: good rounds come together. Where drafting takes little, a pause begins
+    only after drafts have been worth nothing for long.
 
     What drafts are worth, and the time for them, depend on how many requests share the pass: each power of two is
     judged by itself.

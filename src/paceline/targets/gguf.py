@@ -32,7 +32,7 @@ STORED = ("llama", "qwen2", "qwen3")
 # llama-vocab.cpp). transformers 5.23 knows only the pattern and splits "\n\n1." into tokens the model never saw.
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
 
-_READERS = Lock()  # whoever puts a reader in the place of others
+_READERS = Lock()  # held while transformers is given a reader
 
 #: Control tokens that end a turn, for files that do not state it.
 TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"}
