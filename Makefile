@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
-# Python compiles the modules that are used when they are; pip would take longer over all of them than over the rest.
+# Python compiles modules when they are first used; pip would compile all there are, most of which nothing here uses.
 PIP_INSTALL := $(BIN)/python -m pip install --no-compile -c $(CONSTRAINTS)
 # In processes of one thread each: tiny models gain little from a second.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
