@@ -26,14 +26,14 @@ namespace {
 constexpr int PAIR_PANELS[] = {0, 4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1};  // of a tile, by its tokens
 constexpr int PAIR_TOKENS = sizeof(PAIR_PANELS) / sizeof(int) - 1;
 
-constexpr int panels_of(int tokens) { return PAIR_PANELS[Cut(tokens, PAIR_TOKENS).largest()]; }
+constexpr int pair_panels(int tokens) { return PAIR_PANELS[Cut(tokens, PAIR_TOKENS).largest()]; }
 
-constexpr bool fit_into_a_job() {  // gemm.cpp has room for as many panels as a slab has tokens
+constexpr bool pairs_fit_into_a_job() {  // gemm.cpp has room for as many panels as a slab has tokens
     for (int tokens = 1; tokens <= SLAB; tokens++)
-        if (tokens * panels_of(tokens) > SLAB * TILING.together) return false;
+        if (tokens * pair_panels(tokens) > SLAB * TILING.together) return false;
     return true;
 }
-static_assert(fit_into_a_job());
+static_assert(pairs_fit_into_a_job());
 
 // To nearest even, as floats.
 void round_row(float* x, int count) {
@@ -112,7 +112,7 @@ void round_inputs(Team& team, const Matrix& w, float* x, int ldx, int tokens) {
     if (w.input_kind != F32) team.each(tokens, 1, [&](int t, int) { round_row(w, x + (size_t)t * ldx); });
 }
 
-int dot_panels(int tokens) { return use_tiles.load(std::memory_order_relaxed) ? tile_panels(tokens) : panels_of(tokens); }
+int dot_panels(int tokens) { return use_tiles.load(std::memory_order_relaxed) ? tile_panels(tokens) : pair_panels(tokens); }
 
 void dot_products(const uint8_t* weights, int panels, const float* x, int ldx, int tokens, int pairs, float* acc,
                   const uint8_t* next) {

@@ -27,7 +27,7 @@ constexpr Column on_floats = []<size_t... I>(std::index_sequence<I...>) {
     return Column{nullptr, kernel<StoreF32, I + 1, P>...};
 }(std::make_index_sequence<TILING.tokens>());
 
-float largest(const float* outputs, int count) {
+float largest_output(const float* outputs, int count) {
     if (count < PANEL) return *std::max_element(outputs, outputs + count);
     return fold(load<Lanes<PANEL>::f>(outputs), [](auto a, auto b) { return a > b ? a : b; })[0];
 }
@@ -45,7 +45,7 @@ void finish(const Matrix& w, int panel, const float* acc, int stride, int tokens
     }
     if (epilogue == SWIGLU) return gate_rows(acc, stride, tokens, y + first / 2, ldy);
     if (epilogue == PEAKS) {
-        for (int t = 0; t < tokens; t++, acc += stride) y[(size_t)t * ldy + panel] = largest(acc, count);
+        for (int t = 0; t < tokens; t++, acc += stride) y[(size_t)t * ldy + panel] = largest_output(acc, count);
         return;
     }
     y += first;

@@ -17,14 +17,14 @@ __attribute__((weak)) void byte_products(int32_t kind, const uint8_t* weights, i
 namespace paceline::PACELINE_ISA {
 namespace {
 
-constexpr int panels_of(int tokens) { return BYTE_PANELS[Cut(tokens, BYTE_TOKENS).largest()]; }
+constexpr int panels_for(int tokens) { return BYTE_PANELS[Cut(tokens, BYTE_TOKENS).largest()]; }
 
-constexpr bool fit_into_a_job() {  // gemm.cpp has room for as many panels as a slab has tokens
+constexpr bool bytes_fit_into_a_job() {  // gemm.cpp has room for as many panels as a slab has tokens
     for (int tokens = 1; tokens <= SLAB; tokens++)
-        if (tokens * panels_of(tokens) > SLAB * TILING.together) return false;
+        if (tokens * panels_for(tokens) > SLAB * TILING.together) return false;
     return true;
 }
-static_assert(fit_into_a_job());
+static_assert(bytes_fit_into_a_job());
 
 using Floats = Lanes<BLOCK / 2>::f;
 using Bytes = Lanes<BLOCK / 2>::b;
@@ -65,7 +65,7 @@ void round_row_to_bytes(float* x, int count) {
     for (int i = 0; i < count; i += BLOCK) round_block(x + i);
 }
 
-int byte_panels(int tokens) { return panels_of(tokens); }
+int byte_panels(int tokens) { return panels_for(tokens); }
 
 const ByteKernels* byte_kernels(int32_t kind) {
     switch (kind) {
