@@ -69,6 +69,8 @@ class TestLoad:
             ("prompt-lookup:n=3", None, "no option 'n=3'"),
             ("prompt-lookup:ngram=x", None, "must be int"),
             ("none", "fixed:k=-1", "k must be >= 0"),
+            ("eagle:head=/nowhere", None, "eagle: head: there is no /nowhere"),
+            ("trigram:guide=/nowhere", None, "trigram: guide: there is no /nowhere"),
         ],
     )
     def test_bad_methods_are_refused_before_a_model_is_loaded(

@@ -21,6 +21,7 @@ from paceline.drafters.dispatch import Dispatch
 from paceline.drafters.sharing import shared
 from paceline.drafting.shared_texts import REQUEST
 from paceline.errors import OptionError, first_line, require
+from paceline.files import at_home
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
 from paceline.profiling.rounds import ready
@@ -322,6 +323,10 @@ def parse_method(drafter: str, policy: str | None = None) -> tuple[Spec, Spec]:
     if policy is None:
         drafter, policy = split_method(drafter, POLICIES.__contains__)
     chosen = DRAFTERS.parse(drafter)
+    for option in getattr(chosen.cls, "files", ()):  # of another package's class, too
+        named = chosen.options.get(option)
+        there = named in (None, "auto", "none") or at_home(named).exists()
+        require(there, f"{drafter.partition(':')[0]}: {option}: there is no {named}")
     spec = POLICIES.parse(policy or chosen.cls.default_policy)
     spec.build()  # values are checked now, not at the first request
     return chosen, spec

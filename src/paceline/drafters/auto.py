@@ -43,6 +43,7 @@ class Auto(Merge):
     """
 
     source = "auto"
+    files = ("head", "guide")
 
     def __init__(
         self,

@@ -98,6 +98,8 @@ class Drafter:
     reads_logits = False
     #: Whether it runs the target's layers on the target's own cache: its rows are then those of the batch.
     shares_cache = False
+    #: Those of its options that name a file or folder, unless they say "auto" or "none".
+    files: tuple[str, ...] = ()
     #: The drafters it is made of.
     parts: Sequence[Drafter] = ()
     #: How many requests of the batch others draft for: they share the pass that a budget counts on.

@@ -27,6 +27,7 @@ class LayerSkip(AutoregressiveDrafter):
 
     default_policy = "pace"
     source = "layer-skip"
+    files = ("skip",)
     shares_cache = True
 
     def __init__(self, target: Target, *, skip: str = "auto") -> None:

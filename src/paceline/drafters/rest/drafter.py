@@ -25,6 +25,7 @@ class Rest(LookupDrafter):
 
     default_policy = "fixed:k=6"
     source = "rest"
+    files = ("datastore",)
 
     def __init__(
         self,

@@ -64,6 +64,7 @@ class Trigram(LookupDrafter):
 
     default_policy = "fixed:k=8"
     source = "trigram"
+    files = ("matrix", "guide")
     lookup: TrigramLookup
 
     def __init__(
