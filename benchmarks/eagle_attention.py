@@ -55,7 +55,7 @@ def eagle_states(head: Any, target: Target, ids: Tensor) -> Tensor:
     """What the head reads of the target at every position of texts."""
     span = Span(ids, np.zeros(1, dtype=np.int64))
     if isinstance(head, Eagle3Head):
-        return torch.cat([hidden(target, span, tap) for tap in head.config.taps], -1)
+        return torch.cat([hidden(target, span, tap) for tap in head.reads], -1)
     return target.features(hidden(target, span, target.num_layers))
 
 
@@ -65,7 +65,7 @@ def eagle(folder: Path, target: Target) -> tuple[Any, Guess]:
     def guess(ids: Tensor) -> Tensor:
         # At t the head reads the target's states there and token t + 1, and guesses token t + 2.
         read = eagle_states(head, target, ids)
-        return chosen(head, head.outputs(head(read[:, :-1], ids[:, 1:]))[0])
+        return chosen(head, head.outputs(head(read, ids[:, 1:]))[0])
 
     return head, guess
 

@@ -50,7 +50,7 @@ class Weights(TorchFunctionMode):
 def attended(head: Any, read: Tensor, ids: Tensor) -> np.ndarray:
     """Attention of the last layer at every slot to every slot, `[heads, slots, slots]`."""
     with Weights() as weights:
-        head(read[:, :-1], ids[:, 1:])
+        head(read, ids[:, 1:])
     made: np.ndarray = weights.kept.float().numpy()
     return made
 

@@ -42,6 +42,7 @@ from told import told
 PROMPTS = [[5, 6, 7, 8], [100], [1, 2, 3, 4] * 5, [9, 9]]
 NEW = 12
 IDS = [5, 6, 7, 8, 9, 100, 3, 200, 4]
+SHALLOW = {"token": ADDED, "shallow": 1}  # tokens come in as their own states
 
 
 def noisy(model: PreTrainedModel, layers: int = 1, norm_first: bool = False, **options: object) -> Eagle3Head:
@@ -58,11 +59,11 @@ def noisy(model: PreTrainedModel, layers: int = 1, norm_first: bool = False, **o
 
 
 @torch.no_grad()
-def states(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
-    """`[1, tokens, taps * hidden]` of the taps 1, 2 and 3, from Hugging Face's own forward, before its final norm."""
+def states(model: PreTrainedModel, ids: Sequence[int], taps: Sequence[int]) -> torch.Tensor:
+    """`[1, tokens, taps * hidden]` of these taps, from Hugging Face's own forward, before its final norm."""
     target = as_target(model)
-    hidden = target.prefill(list(ids), target.new_cache(1, len(ids)), (1, 2, 3))
-    return torch.cat([hidden[tap] for tap in (1, 2, 3)], -1)[None]
+    hidden = target.prefill(list(ids), target.new_cache(1, len(ids)), taps)
+    return torch.cat([hidden[tap] for tap in taps], -1)[None]
 
 
 class Told(Eagle):
@@ -93,10 +94,12 @@ def run(target: Target, head: Eagle3Head, policy: object = None, **options: obje
 
 
 @pytest.mark.parametrize("make", [small_llama, small_neox])
+@pytest.mark.parametrize("kind", [{}, SHALLOW])
 @pytest.mark.parametrize("options", [{}, {"tree": 2, "budget": 5}, {"tree": 3}])
-def test_output_of_ragged_batches(make: type, options: dict[str, object]) -> None:
+def test_output_of_ragged_batches(make: type, kind: dict[str, object], options: dict[str, object]) -> None:
     model = make()
-    _, requests = run(as_target(model), noisy(model, 2, tokens=range(200)), Ragged, extra=9, **options)
+    head = noisy(model, 2, tokens=range(200), **kind)
+    _, requests = run(as_target(model), head, Ragged, extra=9, **options)
     for request, prompt in zip(requests, PROMPTS, strict=True):
         assert request.output == hf_greedy(model, prompt, len(request.output))
     assert sum(request.stats.drafted for request in requests) > 20
@@ -106,9 +109,11 @@ def dispatched(target: Target, *drafters: Drafter) -> Drafter:
     return Dispatch(target, {drafter.source: drafter for drafter in drafters})
 
 
-@pytest.mark.parametrize(
-    "together", [lambda target, *parts: Merge(target, drafters=parts, budget=6), dispatched], ids=["merge", "dispatch"]
-)
+def merged(target: Target, *drafters: Drafter) -> Drafter:
+    return Merge(target, drafters=drafters, budget=6)
+
+
+@pytest.mark.parametrize("together", [merged, dispatched])
 def test_beside_an_exit_above_what_it_reads(together: Callable[..., Drafter]) -> None:
     """It reads states that a pass from the exit layer on does not come by."""
     target = as_target(small_llama())
@@ -123,17 +128,30 @@ def test_beside_an_exit_above_what_it_reads(together: Callable[..., Drafter]) ->
     assert sum(request.stats.drafted for request in requests) > 0
 
 
+@pytest.mark.parametrize("options", [{}, {"tree": 3, "budget": 8}])
+def test_shared_layers_beside_an_exit(options: dict[str, object]) -> None:
+    """They run over the slots from which the exit's own pass would go on."""
+    model = small_llama()
+    target, head = as_target(model), Eagle3Head.from_target(model, taps=(1, 2, 3), **SHALLOW)
+    exit_ = EarlyExit(target, head=ExitHead.from_target(model, 1))
+    for prompt in PROMPTS:
+        request = Request(prompt, limit=40, policy=Fixed(k=4))
+        for _ in Engine(target, merged(target, exit_, Eagle(target, head=head, **options))).run([request]):
+            pass
+        assert request.output == hf_greedy(model, prompt, 40)
+
+
 @pytest.mark.parametrize("tier", list(TIERS))
-@pytest.mark.parametrize("kind", [{}, {"norm_first": True}, {"token": ADDED}])
+@pytest.mark.parametrize("kind", [{}, {"norm_first": True}, {"token": ADDED}, SHALLOW, {"taps": (2, 3), "shallow": 1}])
 @torch.inference_mode()
 def test_steps_are_the_forward_over_the_whole_text(tier: str, kind: dict[str, object]) -> None:
     """To rounding: the root's pass, with one token and with several that wait, and the step after it."""
     model, shape = small_llama().float(), {"layers": 2, "tokens": range(100, 200), **kind}
     head, target = noisy(model, **shape), make_target(small_llama().float(), tier=tier)
-    seen = states(model, IDS[:-1])
-    first, follows = head.fused(seen), torch.tensor([IDS[1:]])
-    guessed = head(seen, follows)[:, -1:]
-    entered = head.entered(torch.cat([first, guessed], 1), torch.tensor([[*IDS[1:], 77]]))
+    ids = torch.tensor([[*IDS, 77]])
+    seen, known = states(model, ids[0].tolist(), head.reads), len(IDS) - 1
+    guessed = head(seen[:, : known + 1], ids[:, 1:-1])[:, -1:]
+    entered = head.entered(torch.cat([head.fused(seen[:, :known]), guessed], 1), head.tokens_in(seen, ids)[:, 1:])
     following = head.decoder(inputs_embeds=entered, use_cache=False).last_hidden_state[0, -1]
     drafter = Eagle(target, head=noisy(model, **shape), extra=0)
     tolerance = {"rtol": 0, "atol": 0.2 if tier == "native" else 1e-3}

@@ -43,6 +43,7 @@ KINDS: dict[str, tuple[Callable[..., PreparedTraining], Any, Any]] = {
     "eagle": (prepare_eagle, EagleOptions, EagleHead),
     "eagle3": (prepare_eagle3, Eagle3Options, Eagle3Head),
     "eagle3-added": (prepare_eagle3, partial(Eagle3Options, token="added"), Eagle3Head),
+    "eagle3-shallow": (prepare_eagle3, partial(Eagle3Options, token="added", shallow=1), Eagle3Head),
 }
 EAGLES = [kind for kind in KINDS if kind.startswith("eagle")]
 
@@ -78,7 +79,8 @@ def test_it_learns_and_fits_its_model(kind: str, tiny_model_dir: Path, tiny_data
     made = assembled(kind, tiny_model_dir, tiny_data, layers=2, vocab=None)
     measured = trainer(made, tmp_path, epochs=6).run()
     first = curve(tmp_path)[0]
-    assert measured["held_back_loss"] < first["held_back_loss"] - 0.1
+    # A token's own state tells a model of three layers nearly all: so fitted, a head starts near the end.
+    assert measured["held_back_loss"] < first["held_back_loss"] - (0.02 if kind == "eagle3-shallow" else 0.1)
     assert measured["accepted_1"] >= measured["accepted_2"]
     head = KINDS[kind][2].load(tmp_path, as_target(AutoModelForCausalLM.from_pretrained(tiny_model_dir)))
     assert head.config.layers == 2
@@ -129,6 +131,27 @@ def test_it_goes_on_from_a_trained_head(kind: str, tiny_model_dir: Path, tiny_da
         assembled(kind, tiny_model_dir, tiny_data, init=str(tmp_path / "nowhere"))
 
 
+@pytest.mark.parametrize("options", [{"shallow": 1}, {"taps": (1, 2)}, {"taps": (1, 3), "shallow": 1}])
+def test_it_goes_on_reading_other_states(
+    options: dict[str, Any], tiny_model_dir: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    """As near as linear maps of them come to what the head read before: its layers start as they were."""
+    before = assembled("eagle3-added", tiny_model_dir, tiny_data, taps=(2, 3))
+    learnt = trainer(before, tmp_path / "before", epochs=4).run()["held_back_loss"]
+    untrained = curve(tmp_path / "before")[0]["held_back_loss"]
+    after = assembled("eagle3-added", tiny_model_dir, tiny_data, init=str(tmp_path / "before"), **options)
+    learnt_weights, taken = (one.task.head.state_dict() for one in (before, after))
+    changed = {name for name, weight in taken.items() if not torch.equal(weight, learnt_weights[name])}
+    assert changed == {"fc.weight", "token_in.weight"}
+    assert trainer(after, tmp_path / "after").measure()["held_back_loss"] < (learnt + untrained) / 2
+
+
+def test_a_token_beside_the_state_keeps_its_place(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
+    assembled("eagle3", tiny_model_dir, tiny_data).task.save(tmp_path, {})
+    with pytest.raises(OptionError, match="--token beside cannot go on from one with another --shallow"):
+        assembled("eagle3", tiny_model_dir, tiny_data, init=str(tmp_path), shallow=1)
+
+
 def test_medusa_learns_its_own_position(tiny_model_dir: Path, tiny_data: Path) -> None:
     """Head i at position t is asked for token t + 2 + i, and its choices are ranked as they are used."""
     made = assembled("medusa", tiny_model_dir, tiny_data, vocab=None)
@@ -159,6 +182,11 @@ def test_medusa_learns_its_own_position(tiny_model_dir: Path, tiny_data: Path) -
         assert 0 < sum(ranks) <= 1
 
 
+def read_by(head: EagleHead | Eagle3Head, frozen: torch.Tensor) -> torch.Tensor:
+    """What the head reads, without the features after it."""
+    return frozen[..., : len(head.reads) * head.lm.config.hidden_size] if head.reads else frozen
+
+
 @pytest.mark.parametrize("kind", EAGLES)
 def test_rollout_is_drafting_token_by_token(kind: str, tiny_model_dir: Path, tiny_data: Path) -> None:
     made = assembled(kind, tiny_model_dir, tiny_data, layers=2)
@@ -167,16 +195,15 @@ def test_rollout_is_drafting_token_by_token(kind: str, tiny_model_dir: Path, tin
         for index, weight in enumerate(head.parameters()):  # all parts of it in use
             weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(index))
         batch = made.data.batch([5])
-        frozen = made.task.frozen(batch)[:, :12, : head.fc.in_features if kind != "eagle" else None]
-        ids = batch.ids[:, :12]
-        guesses = list(rollout(head, frozen, ids, 3))
+        frozen, ids = read_by(head, made.task.frozen(batch)[:, :12]), batch.ids[:, :12]
+        guesses, tokens = list(rollout(head, frozen, ids, 3)), head.tokens_in(frozen, ids)
         for start in range(2, 8):
             state = head.fused(frozen[:, : start + 1])
             for n in range(3):
-                want = head.run(state, ids[:, 1 : start + n + 2])[:, -1]
+                want = head.run(state, tokens[:, 1 : start + n + 2])[:, -1]
                 torch.testing.assert_close(guesses[n][:, start + n], want, rtol=1e-4, atol=1e-4)
                 state = torch.cat([state, want[:, None]], 1)
-        torch.testing.assert_close(guesses[0][:, :11], head(frozen[:, :11], ids[:, 1:]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(guesses[0][:, :11], head(frozen, ids[:, 1:]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", EAGLES)
@@ -189,12 +216,14 @@ def test_eagles_are_measured_as_they_draft(kind: str, tiny_model_dir: Path, tiny
     ids, first = batch.ids[0].tolist(), int((batch.labels[0] != IGNORE).nonzero()[0])
     hits = starts = 0
     with torch.no_grad():
-        frozen, counts = made.task.frozen(batch), made.task.count(batch)
-        fused = head.fused(frozen[..., : head.fc.in_features] if kind != "eagle" else frozen)
+        read, counts = read_by(head, made.task.frozen(batch)), made.task.count(batch)
+        fused, tokens = head.fused(read), head.tokens_in(read, batch.ids)
         for at in range(first - 1, len(ids) - 3):  # where the first token to draft, `at + 2`, is the model's
             state, text = fused[:, : at + 1], ids[: at + 2]
             for _ in range(2):
-                guess = head.run(state, torch.tensor([text[1:]]))[:, -1:]
+                if text != ids[: len(text)]:
+                    break
+                guess = head.run(state, tokens[:, 1 : len(text)])[:, -1:]
                 state, text = torch.cat([state, guess], 1), [*text, int(head.outputs(guess).argmax())]
             hits, starts = hits + (text == ids[: at + 4]), starts + 1
     assert (counts[1], counts[6]) == (hits, starts)

@@ -194,10 +194,13 @@ class Merge(TreeDrafter):
     def enter(
         self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
     ) -> tuple[int, Float[Tensor, "batch width hidden"] | None]:
-        """Where the first of those says whose trees are taken whole: its nodes are the first of all."""
-        for at, part in self.whole.items():
-            return part.enter([row.state.memory[at] for row in rows], trees, span, cache)
-        return 0, None
+        """Where the first of those says whose trees are taken whole: its nodes are the first of all. Paid drafters that
+        draft on the target's cache have overwritten what it left there.
+        """
+        first = next(iter(self.whole), None)
+        if first is None or any(part.shares_cache for part in self.paid.values()):
+            return 0, None
+        return self.whole[first].enter([row.state.memory[first] for row in rows], trees, span, cache)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state, layers = row.state, self.target.num_layers

@@ -128,6 +128,10 @@ def eagle3(
         Literal["beside", "added"],
         _option("--token", help="The next token stands beside the state, as in EAGLE-3, or is added to it."),
     ] = "beside",
+    shallow: Annotated[
+        int,
+        _option("--shallow", help="The token comes in as its state after so many of the model's layers; 0: embedded."),
+    ] = 0,
     noise: Annotated[float, _option("--noise", help="To add to these states, relative to their size.")] = 0.0,
     rollout: Annotated[int, ROLLOUT] = 3,
     fading: Annotated[float, FADING] = 0.8,
@@ -139,7 +143,7 @@ def eagle3(
 
         given = taps.split(",") if taps else []
         require(all(tap.strip().isdecimal() for tap in given), f"taps must be numbers as in 2,15,27, not '{taps}'")
-        common = head.options(training, stored) | {"taps": tuple(map(int, given)), "token": token}
+        common = head.options(training, stored) | {"taps": tuple(map(int, given)), "token": token, "shallow": shallow}
         options = Eagle3Options(noise=noise, rollout=rollout, fading=fading, **common)
         adversarial = head.game()
         from paceline.training.heads.prepare_feature_heads import prepare_eagle3

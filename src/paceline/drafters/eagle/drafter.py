@@ -20,6 +20,7 @@ from paceline.drafting.base import Row
 from paceline.drafting.batch_budget import choose
 from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.heads import with_blocks
+from paceline.drafting.shared_layers import SharedLayers
 from paceline.drafting.text_vocabulary import TextVocabulary
 from paceline.drafting.tree import TokenTree, tree_span
 from paceline.drafting.tree_drafter import max_candidates
@@ -41,11 +42,13 @@ class EagleState:
         waiting: see `EagleForward`.
         budget: chooses how much of a tree is verified; None: that is fixed.
         length: tokens when it was last drafted for.
+        read: how many nodes of this round's chain the layers that are shared have run over, the first ones.
     """
 
     waiting: Waiting
     budget: Budget | None
     length: int = 0
+    read: int = 0
 
 
 class Eagle(AutoregressiveDrafter):
@@ -66,6 +69,7 @@ class Eagle(AutoregressiveDrafter):
 
     default_policy = "pace"
     source = "eagle"
+    files = ("head",)
 
     def __init__(
         self,
@@ -91,6 +95,8 @@ class Eagle(AutoregressiveDrafter):
         self.hidden_width = target.config.hidden_size
         self.forward = EagleForward(made, target, min(self.tree, TOLD))
         self.taps = self.forward.taps
+        self.shared = SharedLayers(target, made.shallow) if made.shallow else None
+        self.shares_cache = self.shared is not None
         trimmed = made.tokens if made.shares_output else None
         self._text = None if trimmed is None or not extra else TextVocabulary(target, trimmed, extra)
         self._states: Tensor  # guessed at the nodes that were drafted from last
@@ -98,7 +104,7 @@ class Eagle(AutoregressiveDrafter):
 
     @property
     def kept_taps(self) -> tuple[int, ...]:
-        """None: the last tokens are all that it looks at."""
+        """Empty: the last tokens are all that it looks at."""
         return ()
 
     def max_nodes(self, depth: int) -> int:
@@ -107,12 +113,15 @@ class Eagle(AutoregressiveDrafter):
 
     def start(self, cache: KVCache) -> None:
         self.forward.start(cache.batch, cache.capacity)
+        if self.shared:
+            self.shared.start(cache)
         if self._text:
             self._text.start(cache.batch)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         budget = self.new_budget() if self.reads_costs else None
-        last = {tap: hidden[tap][-MOST:].clone() for tap in self.taps}
+        count = min(MOST, *(len(hidden[tap]) for tap in self.taps))  # of some, others may keep more than the last ones
+        last = {tap: hidden[tap][len(hidden[tap]) - count :].clone() for tap in self.taps}
         row.state = EagleState(Waiting(self.taps, last, MOST), budget)
         self.forward.begin(row)
         if self._text:
@@ -138,19 +147,33 @@ class Eagle(AutoregressiveDrafter):
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         if self._text:
             self._text.read(rows)
-        return super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
+        if not self.shared:
+            return super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
+        self.shared.begin_round()
+        trees = super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
+        for row, tree in zip(rows, trees, strict=True):
+            row.state.read = min(self.shared.nodes, len(tree))
+        return trees
+
+    def enter(
+        self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
+    ) -> tuple[int, Float[Tensor, "batch width hidden"] | None]:
+        if not self.shared or self.tree > 1:  # a tree's nodes are verified in another order than they are drafted from
+            return 0, None
+        return self.shared.resume([row.state.read for row in rows], trees, span, cache)
 
     def vocabulary(self, row: Row) -> Int[Tensor, " tokens"] | None:
         return self._text.of(row.slot) if self._text else self.tokens
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
+        tokens = self.shared.run(self.shared.span(trees, depth)) if self.shared else None
         if depth == 0:
-            made = self.forward.roots(rows)
+            made = self.forward.roots(rows, tokens)
         else:
             # A row that stopped has its last token run again further on, where nothing sees it.
             ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
             span = Span(ids, self.forward.starts(len(rows)), offset=depth)
-            made = self.forward.nodes(self._states, span)
+            made = self.forward.nodes(self._states, span, tokens)
         self._states = made.states
         return Step(self._logits(made)[:, 0], made.states[:, 0], self._told(made))
 
@@ -188,13 +211,18 @@ class Eagle(AutoregressiveDrafter):
 
     def _expand(self, rows: Sequence[Row], trees: Sequence[DynamicTree], first: int, stop: int) -> Guessed:
         """What is guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
+        expanded = [tree.expanded for tree in trees]
+        tokens = None
+        if self.shared:
+            at = tree_span(expanded, self.shared.starts(len(rows)), self.target.device)
+            tokens = self.shared.run(at.part(first, stop))
         if first == 0:
-            return self.forward.roots(rows)
+            return self.forward.roots(rows, tokens)
         width = stop - first
         origins = [tree.origins if len(tree.origins) == width else [0] * width for tree in trees]
         read = self._states[torch.arange(len(rows))[:, None], origins]
-        span = tree_span([tree.expanded for tree in trees], self.forward.starts(len(rows)), self.target.device)
-        return self.forward.nodes(read, span.part(first, stop))
+        span = tree_span(expanded, self.forward.starts(len(rows)), self.target.device)
+        return self.forward.nodes(read, span.part(first, stop), tokens)
 
     def _grow(self, row: Row, tree: DynamicTree, made: Guessed, depth: int) -> bool:
         """Add a level of candidates unless the policy stops; True if the row wants yet another."""

@@ -184,6 +184,7 @@ def write_eagle3(head: Eagle3Head, target: Target, out: Path, layout: Layout, dt
     """
     made = head.config
     require(head.token_in is None, "no public layout has a head that adds the token to the state (--token added)")
+    require(not head.shallow, "no public layout has a head that reads the token's own state (--shallow)")
     if layout == "original":
         plain = made.layers == 1 and not made.norm_first and made.taps == default_taps(target.num_layers)
         require(plain, "the original EAGLE-3 has one layer, whose state passes by unnormed, and taps of its own choice")

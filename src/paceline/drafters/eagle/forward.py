@@ -51,7 +51,8 @@ class EagleForward:
         top: how many of the likeliest tokens to tell, where the logits come with them.
 
     Attributes:
-        taps: which of the target's hidden states it reads, side by side.
+        taps: which of the target's hidden states it reads.
+        shallow: of which of them the next token comes in as its own; None: it comes in as its embedding.
         count: decoder layers.
         layers: the head's own, behind the block view: its final norm and, unless these are all of the target's, the
             rows of its output matrix come with them.
@@ -63,12 +64,14 @@ class EagleForward:
         self.token_norm: nn.Module | None = None  # of EAGLE-3: of what its first layer reads beside the state,
         self.state_norm: nn.Module = nn.Identity()  # and of the state that passes by it, where that is normed
         self.token_in: Callable[[Tensor], Tensor] | None = None  # where the token is added to the state
-        self.taps: tuple[int, ...] = (target.num_layers,)
+        self.taps = fused = head.reads or (target.num_layers,)
+        self.shallow = head.shallow or None
         if isinstance(head, Eagle3Head):
-            self.taps, self.token_norm = tuple(head.config.taps), head.entry_norm
+            fused, self.token_norm = tuple(head.config.taps), head.entry_norm
             if head.token_in is not None:
                 self.token_in, self._normed = fast_linear(head.token_in.weight.detach(), None, target), head.normed
             self._take_layers(head)
+        self._fused = [self.taps.index(tap) for tap in fused]
         rows = self._rows(head)
         unused = torch.zeros(1, target.config.hidden_size, dtype=target.dtype, device=target.device)
         head.lm.set_output_embeddings(linear_module(unused if rows is None else rows))
@@ -119,8 +122,12 @@ class EagleForward:
         starts: np.ndarray = np.maximum(self.cache.lengths[:rows] - 1, 0)
         return starts
 
-    def roots(self, rows: Sequence[Row]) -> Guessed:
-        """What is guessed at the roots, once what waits has been read."""
+    def roots(self, rows: Sequence[Row], tokens: Float[Tensor, "batch 1 hidden"] | None = None) -> Guessed:
+        """What is guessed at the roots, once what waits has been read.
+
+        Args:
+            tokens: the roots' own states, of a head that reads these.
+        """
         self.catch_up(rows)
         news = [self._taken(row) for row in rows]
         cache, counts = self.cache.rows(0, len(rows)), [len(new[0]) for new in news]
@@ -129,7 +136,10 @@ class EagleForward:
         hidden = [_side_by_side(of_tap, width) for of_tap in zip(*news, strict=True)]
         ids = [(row.ids[-max(count, 1) :] + [0] * width)[:width] for row, count in zip(rows, counts, strict=True)]
         span = Span(torch.from_numpy(np.array(ids)).to(self.target.device), cache.lengths.copy())
-        states, logits, ranked = self._read(hidden, span, cache, last=1 if len(rows) == 1 else 0)
+        if tokens is not None:
+            own = [self._tokens(new, root) for new, root in zip(news, tokens, strict=True)]
+            tokens = _side_by_side(own, width)
+        states, logits, ranked = self._read(hidden, span, cache, tokens, last=1 if len(rows) == 1 else 0)
         for row, count in enumerate(counts):
             cache.lengths[row] += count
         if logits is not None:
@@ -137,9 +147,9 @@ class EagleForward:
         states = states[range(len(rows)), [max(count - 1, 0) for count in counts]][:, None]
         return Guessed(states, self.head(states))
 
-    def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span) -> Guessed:
-        """What is guessed at nodes of the trees, from the states guessed at their parents."""
-        states, logits, ranked = self._run(states, span, self.cache.rows(0, span.batch), last=span.width)
+    def nodes(self, states: Float[Tensor, "batch width hidden"], span: Span, tokens: Tensor | None = None) -> Guessed:
+        """What is guessed at nodes of the trees, from the states guessed at their parents; `tokens` as of `roots`."""
+        states, logits, ranked = self._run(states, span, self.cache.rows(0, span.batch), tokens, last=span.width)
         assert logits is not None
         return Guessed(states, logits, ranked)
 
@@ -168,34 +178,53 @@ class EagleForward:
         own, end = self.cache.rows(row.slot, row.slot + 1), len(row.ids) - len(row.state.waiting) + count
         if count > TAIL:
             own.lengths[0] = 0
-        pieces = [tap[None, -TAIL:] for tap in row.state.waiting.take(count)]
+        taken = row.state.waiting.take(count)
+        tokens = self._tokens(taken, row.state.waiting.first(self.shallow))[None, -TAIL:] if self.shallow else None
+        pieces = [tap[None, -TAIL:] for tap in taken]
         length = pieces[0].shape[1]
         ids = torch.tensor([row.ids[end - length : end]], device=self.target.device)
-        self._read(pieces, Span(ids, own.lengths.copy()), own)
+        self._read(pieces, Span(ids, own.lengths.copy()), own, tokens)
         own.lengths += length
 
+    def _tokens(self, taken: Taps, after: Float[Tensor, "1 hidden"]) -> Float[Tensor, "tokens hidden"]:
+        """The own states of the tokens that follow those taken; `after`: of the last of them."""
+        assert self.shallow is not None
+        return torch.cat([taken[self.taps.index(self.shallow)][1:], after])
+
     def _read(
-        self, taps: Sequence[Float[Tensor, "batch width hidden"]], span: Span, cache: KVCache, last: int = 0
+        self,
+        taps: Sequence[Float[Tensor, "batch width hidden"]],
+        span: Span,
+        cache: KVCache,
+        tokens: Tensor | None = None,
+        last: int = 0,
     ) -> Made:
         """After tokens whose hidden states are known; see `_run`. The target's feature stands for a guessed state, or
         several of its states, fused.
         """
         if self._steps:
-            return self._with_logits(*self._steps.roots(taps, span, cache, 0 if self._every else last, self.top), last)
+            fused, asked = [taps[at] for at in self._fused], 0 if self._every else last
+            return self._with_logits(*self._steps.roots(fused, span, cache, asked, self.top, tokens), last)
         if self.token_norm is None:
-            return self._run(self.target.features(taps[0]), span, cache, last)
-        hidden = torch.cat(list(taps), -1)
+            return self._run(self.target.features(taps[0]), span, cache, tokens, last)
+        hidden = torch.cat([taps[at] for at in self._fused], -1)
         if self.token_in is not None:
             hidden = self._normed(hidden)
-        return self._run(self.fc(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1), span, cache, last)
+        return self._run(self.fc(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1), span, cache, tokens, last)
 
-    def _run(self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int = 0) -> Made:
+    def _run(
+        self,
+        states: Float[Tensor, "batch width hidden"],
+        span: Span,
+        cache: KVCache,
+        tokens: Tensor | None = None,
+        last: int = 0,
+    ) -> Made:
         """The head's states, and logits of the `last` nodes: of a single row, or of all nodes in several."""
         if self._steps:
-            return self._with_logits(
-                *self._steps.nodes(states, span, cache, 0 if self._every else last, self.top), last
-            )
-        return self._with_logits(self._by_parts(states, span, cache), None, last)
+            asked = 0 if self._every else last
+            return self._with_logits(*self._steps.nodes(states, span, cache, asked, self.top, tokens), last)
+        return self._with_logits(self._by_parts(states, span, cache, tokens), None, last)
 
     def _with_logits(self, states: Float[Tensor, "batch width hidden"], ranked: Ranked | None, last: int) -> Made:
         if ranked:
@@ -203,9 +232,9 @@ class EagleForward:
         return states, self.head(states[:, -last:]) if last else None, None
 
     def _by_parts(
-        self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache
+        self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, tokens: Tensor | None
     ) -> Float[Tensor, "batch width hidden"]:
-        embedded = self.target.embed(span)
+        embedded = self.target.embed(span) if tokens is None else tokens
         if self.token_norm is None:
             entered, beside = self.fc(torch.cat([embedded, states], -1).flatten(0, 1)).view(*states.shape), None
         elif self.token_in is not None:

@@ -39,6 +39,9 @@ class Eagle3Config(HeadConfig):
         output: "target": the target's output matrix, not stored; "own": one of the head's own.
         token: how the next token comes in. "beside": only the first layer's attention reads it, as in EAGLE-3; "added":
             to the state, as in EAGLE's first form, so that the layers are plain ones. Then `fc` reads normed states.
+        shallow: N: the next token comes in as its own hidden state, what enters the target's layer N; the target runs
+            its first N layers over a token when it is drafted from, and its pass goes on from there. 0: as its
+            embedding, as in EAGLE-3.
         model: the Hugging Face configuration of its layers, Llama's whatever the target is.
     """
 
@@ -47,6 +50,7 @@ class Eagle3Config(HeadConfig):
     norm_first: bool = False
     output: str = OF_TARGET
     token: str = BESIDE
+    shallow: int = 0
     model: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -55,6 +59,8 @@ class Eagle3Config(HeadConfig):
         require(bool(self.taps) and min(self.taps) >= 0, f"taps must be numbers of layers, not {self.taps}")
         require(self.output in (OWN, OF_TARGET), f"output must be {OWN} or {OF_TARGET}, not '{self.output}'")
         require(self.token in (BESIDE, ADDED), f"token must be {BESIDE} or {ADDED}, not '{self.token}'")
+        most = min(self.taps)  # the target's pass goes on from there, and tells what enters later layers
+        require(0 <= self.shallow <= most, f"shallow must lie in 0 .. {most}, the first of taps, not {self.shallow}")
 
 
 class WideLayer(nn.Module):
@@ -101,7 +107,7 @@ class Eagle3Head(SteppingHead):
         token_in: where the token is added to the state, the matrix that its embedding goes through; else None.
         lm: the layers, as a Hugging Face model without anything before or after them. The first is a `WideLayer` where
             the token stands beside the state.
-        entry_norm: of embeddings.
+        entry_norm: of what comes in of a token.
         norm: before the output matrix.
         embedding: of all tokens; None until the target is known.
         matrix: the output matrix, of the tokens that can be drafted; None until the target is known.
@@ -140,6 +146,7 @@ class Eagle3Head(SteppingHead):
         tokens: Sequence[int] | None = None,
         taps: Sequence[int] = (),
         token: str = BESIDE,
+        shallow: int = 0,
         name: str | None = None,
         seed: int = 0,
     ) -> Self:
@@ -150,7 +157,7 @@ class Eagle3Head(SteppingHead):
             layers: K.
             tokens: ids that can be drafted; None: all.
             taps: see `Eagle3Config`; by default a low, a middle and a late one, as EAGLE-3's authors chose them.
-            token: see `Eagle3Config`.
+            token, shallow: see `Eagle3Config`.
             name: of the target; by default as the model says.
             seed: of what is drawn.
 
@@ -160,13 +167,15 @@ class Eagle3Head(SteppingHead):
         """
         target = with_blocks(as_target(model), cls.kind)
         deepest = target.num_layers
-        chosen = sorted(set(taps)) or default_taps(deepest)  # as targets run: from the first layer on
+        chosen = sorted(set(taps)) or default_taps(deepest, shallow)  # as targets run: from the first layer on
         require(all(0 <= tap <= deepest for tap in chosen), f"taps must lie in 0 .. {deepest}, not {list(taps)}")
+        require(0 <= shallow < deepest, f"shallow must lie in 0 .. {deepest - 1}, not {shallow}")
         made = cls(
             Eagle3Config(
                 layers=layers,
                 taps=list(chosen),
                 token=token,
+                shallow=shallow,
                 target=name or model_key(target),
                 model=llama_layers(target.config, layers),
             ),
@@ -198,17 +207,47 @@ class Eagle3Head(SteppingHead):
             self.matrix = output if self.tokens is None else output[self.tokens]
 
     @property
+    def reads(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.config.taps, self.shallow} if self.shallow else self.config.taps))
+
+    @property
+    def shallow(self) -> int:
+        return self.config.shallow
+
+    @property
     def decoder(self) -> Any:
         return self.lm.model
 
     def probe(self, target: Target) -> Float[Tensor, "tokens hidden"] | None:
-        return probe_features(target) if max(self.config.taps) <= target.num_layers else None
+        return probe_features(target) if max(self.reads) <= target.num_layers else None
 
     # -- training --------------------------------------------------------------------------------------------------
     def fused(self, states: Float[Tensor, "batch tokens taps*hidden"]) -> Float[Tensor, "batch tokens hidden"]:
         """What the first step of a draft reads in place of a state of the head's own."""
-        made: Tensor = self.fc(states if self.token_in is None else self.normed(states))
+        fused = self.of_taps(states)
+        made: Tensor = self.fc(fused if self.token_in is None else self.normed(fused))
         return made
+
+    def of_taps(self, states: Float[Tensor, "*rows read"]) -> Float[Tensor, "*rows taps*hidden"]:
+        """What is fused, of what is read."""
+        if self.config.taps == list(self.reads):
+            return states
+        return torch.cat([self._read(states, tap) for tap in self.config.taps], -1)
+
+    def tokens_in(
+        self, states: Float[Tensor, "batch tokens read"], ids: Int[Tensor, "batch tokens"]
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """What comes in of tokens: their embeddings, or their own states after the target's first layers."""
+        if self.shallow:
+            return self._read(states, self.shallow)
+        if self.embedding is None:
+            raise ValueError("this head shares the target's embeddings, which it does not know yet")
+        return functional.embedding(ids, self.embedding).to(states.dtype)
+
+    def _read(self, states: Float[Tensor, "*rows read"], tap: int) -> Float[Tensor, "*rows hidden"]:
+        size = self.fc.out_features
+        at = size * self.reads.index(tap)
+        return states[..., at : at + size]
 
     def normed(self, states: Float[Tensor, "*rows taps*hidden"]) -> Float[Tensor, "*rows taps*hidden"]:
         """Each tap's states by themselves, of root mean square 1: taps differ tenfold in size, which training minds."""
@@ -217,15 +256,12 @@ class Eagle3Head(SteppingHead):
         return normed.view(states.shape)
 
     def entered(
-        self, state: Float[Tensor, "batch tokens hidden"], ids: Int[Tensor, "batch tokens"]
+        self, state: Float[Tensor, "batch tokens hidden"], token: Float[Tensor, "batch tokens hidden"]
     ) -> Float[Tensor, "batch tokens width"]:
-        """What the layers read: `state` at position t with the token at t + 1, `ids`. It is twice as wide as the state
-        where both stand side by side.
+        """What the layers read: `state` at position t with the token at t + 1. It is twice as wide as the state where
+        both stand side by side.
         """
-        if self.embedding is None:
-            raise ValueError("this head shares the target's embeddings, which it does not know yet")
-        embedded = functional.embedding(ids, self.embedding).to(state.dtype)
-        token = self.entry_norm(embedded)
+        token = self.entry_norm(token)
         return torch.cat([state, token], -1) if self.token_in is None else state + self.token_in(token)
 
     def outputs(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
@@ -240,9 +276,11 @@ class Eagle3Head(SteppingHead):
         return {"fc": fc, "layers": total - fc, "total": total}
 
 
-def default_taps(layers: int) -> list[int]:
-    """A low, a middle and a late one of a model of so many layers, as EAGLE-3's authors chose them."""
-    return sorted({min(tap, layers) for tap in (2, layers // 2, layers - 3) if tap > 0})
+def default_taps(layers: int, shallow: int = 0) -> list[int]:
+    """A low, a middle and a late one of a model of so many layers, as EAGLE-3's authors chose them; none before what
+    enters layer `shallow`.
+    """
+    return sorted({min(max(tap, shallow), layers) for tap in (2, layers // 2, layers - 3) if tap > 0})
 
 
 def llama_layers(config: Any, layers: int) -> dict[str, Any]:

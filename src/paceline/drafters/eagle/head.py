@@ -138,6 +138,10 @@ class EagleHead(SteppingHead):
         self.matrix = matrix if self.tokens is None else matrix[self.tokens]
 
     @property
+    def reads(self) -> tuple[int, ...]:
+        return ()
+
+    @property
     def decoder(self) -> Any:
         return getattr(self.lm, FAMILIES[self.lm.config.model_type].decoder)
 
@@ -149,13 +153,19 @@ class EagleHead(SteppingHead):
         """What the first step of a draft reads in place of a guess of the head's own: the features themselves."""
         return states
 
-    def entered(
-        self, state: Float[Tensor, "batch tokens hidden"], ids: Int[Tensor, "batch tokens"]
+    def tokens_in(
+        self, states: Float[Tensor, "batch tokens hidden"], ids: Int[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch tokens hidden"]:
-        """What the layers read: the feature at position t, or the guess of it, with the token at t + 1, `ids`."""
+        """What comes in of tokens: their embeddings."""
         if self.embedding is None:
             raise ValueError("this head shares the target's embeddings, which it does not know yet")
-        entered: Tensor = self.fc(torch.cat([functional.embedding(ids, self.embedding).to(state.dtype), state], -1))
+        return functional.embedding(ids, self.embedding).to(states.dtype)
+
+    def entered(
+        self, state: Float[Tensor, "batch tokens hidden"], token: Float[Tensor, "batch tokens hidden"]
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """What the layers read: the feature at position t, or the guess of it, with the token at t + 1."""
+        entered: Tensor = self.fc(torch.cat([token, state], -1))
         return entered
 
     def outputs(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
     from paceline.drafters.eagle.fused_head import Eagle3Head
     from paceline.drafters.eagle.head import EagleHead
-    from paceline.targets.cache import KVCache
     from paceline.targets.native.linear import RoundedLinear
     from paceline.targets.native.target import Ranked
-    from paceline.targets.span import Span
 
     Made = tuple[Float[Tensor, "batch width hidden"], Ranked | None]
 
@@ -52,17 +50,13 @@ class NativeSteps:
             plain = Norm(torch.ones(hidden), None, head.config.model["rms_norm_eps"])
             self._roots = replace(self._nodes, piece_norm=plain, fuse=fc.packed)
 
-    def roots(
-        self, hidden: Sequence[Float[Tensor, "batch width hidden"]], span: Span, cache: KVCache, last: int, top: int
-    ) -> Made:
-        """From what the target's layers gave; see `NativeTarget.step`."""
-        return self._layers.step(self._roots, hidden, span, cache, last, top)
+    def roots(self, hidden: Sequence[Float[Tensor, "batch width hidden"]], *step: Any) -> Made:
+        """From what the target's layers gave; for `step` see `NativeTarget.step`."""
+        return self._layers.step(self._roots, hidden, *step)
 
-    def nodes(
-        self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, last: int, top: int
-    ) -> Made:
+    def nodes(self, states: Float[Tensor, "batch width hidden"], *step: Any) -> Made:
         """From what the step before guessed."""
-        return self._layers.step(self._nodes, [states], span, cache, last, top)
+        return self._layers.step(self._nodes, [states], *step)
 
 
 def _norm(module: Any) -> Norm:

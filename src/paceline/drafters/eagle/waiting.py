@@ -38,6 +38,11 @@ class Waiting:
         while self._count - len(self._pieces[0][1]) > self._most:
             self._count -= len(self._pieces.pop(0)[1])
 
+    def first(self, tap: int) -> Float[Tensor, "1 hidden"]:
+        """Of what waits, the first of this tap."""
+        taps, path = next(piece for piece in self._pieces if len(piece[1]))
+        return taps[tap][path[0]][None]
+
     def take(self, count: int | None = None) -> Taps:
         """The first `count`, or all: they wait no longer."""
         pieces = [[_rows(taps[tap], path) for tap in self._order] for taps, path in self._pieces if len(path)]

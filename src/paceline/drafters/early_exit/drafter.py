@@ -14,6 +14,7 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
 from paceline.drafting.heads import with_blocks
+from paceline.drafting.shared_layers import SharedLayers
 from paceline.drafting.tree import TokenTree, tree_span
 from paceline.errors import require
 from paceline.targets.cache import KVCache
@@ -22,9 +23,8 @@ from paceline.targets.target import PassOutput, Target
 
 
 class EarlyExit(AutoregressiveDrafter):
-    """The first N layers run over a token when it is drafted from, on the target's own cache, at the slot where the
-    target's pass wants it. The pass goes on from layer N, and runs those below only over what was not drafted from:
-    of a chain the last token.
+    """The first N layers run over a token when it is drafted from, and the target's pass goes on from there
+    (`SharedLayers`).
 
     Args:
         head: folder of the exit head, or (from Python) an `ExitHead`, which is taken over; "auto": the one trained on
@@ -36,6 +36,7 @@ class EarlyExit(AutoregressiveDrafter):
 
     default_policy = "pace"
     source = "early-exit"
+    files = ("head",)
     shares_cache = True
 
     def __init__(self, target: Target, *, head: str = "auto", tree: int = 1, nodes: int = 16) -> None:
@@ -47,15 +48,13 @@ class EarlyExit(AutoregressiveDrafter):
         self.tree, self.nodes = min(tree, made.config.vocab), nodes
         self.taps = (self.layers,)
         self.hidden_width = target.config.hidden_size
-        self.exit = Exit(made, target)
-        self.cache: KVCache
-        self._entered: list[Tensor] = []  # hidden states after the first N layers, of this round's nodes in order
+        self.exit, self.shared = Exit(made, target), SharedLayers(target, self.layers)
 
     def max_nodes(self, depth: int) -> int:
         return depth if self.tree == 1 else self.nodes
 
     def start(self, cache: KVCache) -> None:
-        self.cache = cache
+        self.shared.start(cache)
         self.exit.start(cache.batch, cache.capacity)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
@@ -66,17 +65,14 @@ class EarlyExit(AutoregressiveDrafter):
 
     # -- drafting --------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        self._entered = []
+        self.shared.begin_round()
         trees = super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
-        entered = sum(hidden.shape[1] for hidden in self._entered)
         for row, tree in zip(rows, trees, strict=True):
-            row.state.read = min(entered, len(tree))
+            row.state.read = min(self.shared.nodes, len(tree))
         return trees
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
-        # A row that stopped has its last token run again further on, where nothing sees it.
-        ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
-        hidden = self._exit(rows, Span(ids, self.cache.lengths[: len(rows)].copy(), offset=depth))
+        hidden = self._exit(rows, self.shared.span(trees, depth))
         return Step(self.exit.logits(hidden)[:, 0], hidden[:, 0])
 
     @torch.inference_mode()
@@ -89,7 +85,7 @@ class EarlyExit(AutoregressiveDrafter):
         while growing:
             # All rows go on by as many nodes at a time: those of a row that stopped are its leaves, then padding.
             stop = at + len(beams[growing[0].slot].newest)
-            span = tree_span(trees, self.cache.lengths[: len(rows)], self.target.device)
+            span = tree_span(trees, self.shared.starts(len(rows)), self.target.device)
             hidden = self._exit(rows, span.part(at, stop))
             logits = self.exit.logits(hidden)
             growing = [row for row in growing if self._grow(row, beams[row.slot], logits[row.slot], hidden, depth)]
@@ -113,25 +109,14 @@ class EarlyExit(AutoregressiveDrafter):
 
     def _exit(self, rows: Sequence[Row], span: Span) -> Float[Tensor, "batch width hidden"]:
         """The first N layers and those of the exit head over nodes of the trees."""
-        hidden = self._enter(span, self.cache.rows(0, len(rows)))
-        self._entered.append(hidden)
+        hidden = self.shared.run(span)
         return self.exit.nodes(hidden, span) if span.offset else self.exit.root(rows, hidden)
 
     # -- verification ----------------------------------------------------------------------------------------------
     def enter(
         self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
     ) -> tuple[int, Float[Tensor, "batch width hidden"] | None]:
-        if not self._entered:  # one call over all layers takes less than two
-            return 0, None
-        left = [row.state.read for row, tree in zip(rows, trees, strict=True) if row.state.read < len(tree)]
-        first = min(left, default=span.width)
-        hidden = [torch.cat(self._entered, 1)[:, :first]]
-        if first < span.width:
-            hidden.append(self._enter(span.part(first, span.width), cache))
-        return self.layers, torch.cat(hidden, 1)
-
-    def _enter(self, span: Span, cache: KVCache) -> Float[Tensor, "batch width hidden"]:
-        return self.target.layers(self.target.embed(span), span, cache, 0, self.layers)
+        return self.shared.resume([row.state.read for row in rows], trees, span, cache)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         self.exit.commit(row, path, out.taps[self.layers])

@@ -60,6 +60,7 @@ class Medusa(AutoregressiveDrafter):
 
     default_policy = "pace"
     source = "medusa"
+    files = ("head",)
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Medusa(AutoregressiveDrafter):
 
     @property
     def kept_taps(self) -> tuple[int, ...]:
-        """None: the last tokens are all that it looks at."""
+        """Empty: the last tokens are all that it looks at."""
         return ()
 
     def max_nodes(self, depth: int) -> int:

@@ -172,7 +172,7 @@ class Entry:
     @cached_property
     def made(self) -> CEntry:
         """Points into all of them; tokens and states are a pass's own."""
-        of_tokens = ctypes.addressof(self.embedding.c), None, self.scale, c_norm(self.norm), c_matrix(self.matrix)
+        of_tokens = ctypes.addressof(self.embedding.c), None, None, self.scale, c_norm(self.norm), c_matrix(self.matrix)
         return CEntry(*of_tokens, self.joined, 0, None, c_norm(self.piece_norm), c_matrix(self.fuse))
 
 
@@ -255,6 +255,7 @@ class NativeModel:
         context: int,
         entry: Entry | None = None,
         states: Sequence[Float[Tensor, "tokens hidden"]] = (),
+        own: Float[Tensor, "tokens hidden"] | None = None,
         skip: bytes | None = None,
         unread: bool = False,
         packed: bool = False,
@@ -272,6 +273,7 @@ class NativeModel:
             ropes: the tables of angles that layers name.
             context: positions end here.
             entry: makes what enters of the span's tokens and the pieces of `states`; `hidden` need not hold anything.
+            own: what stands for the embeddings of these tokens, where `entry` has a matrix.
             skip: two flags a layer of the range: leave out its attention, its MLP.
             packed: leave out the span's padding; tensors are of its `tokens` then.
             unread: nothing reads what leaves the last layer. It stores keys and values only.
@@ -302,6 +304,7 @@ class NativeModel:
             call.entry = entry.made
             pieces = (ctypes.c_void_p * len(states))(*(state.data_ptr() for state in states))
             call.entry.ids, call.entry.pieces, call.entry.states = ids.data_ptr(), len(states), ctypes.addressof(pieces)
+            call.entry.own = pointer(own)
         if taps:
             leaving = (ctypes.c_void_p * (stop - start))()
             for tap, tapped in taps.items():

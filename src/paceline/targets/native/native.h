@@ -114,6 +114,7 @@ struct Span {  // the new tokens of a pass: up to `width` of each of `batch` row
 struct Entry {  // what makes that which enters the first layer
     const Matrix* embedding;    // null: it is there
     const int64_t* ids;         // [batch x width]; of a pass's tokens, once it runs
+    const float* own;           // [tokens, hidden], in place of embeddings, where there is a matrix; or null
     float scale;                // of embeddings
     Norm norm;                  // of them, before the matrix
     Matrix matrix;              // outputs 0: none

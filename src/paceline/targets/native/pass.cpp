@@ -129,6 +129,7 @@ void enter(Team& team, const Model& m, const Pass& p, const Buffers& b) {
     float* const embedded = alone ? p.hidden : b.x;
     team.each(p.tokens, 4, [&](int t, int) {
         float* row = embedded + (size_t)t * ld;
+        if (e.own) return (void)std::memcpy(row, e.own + (size_t)t * m.hidden, sizeof(float) * m.hidden);
         unpack_row(*e.embedding, e.ids[t], row);
         if (e.scale != 1.0f)
             for (int i = 0; i < m.hidden; i++) row[i] *= e.scale;

@@ -37,6 +37,7 @@ class CEntry(ctypes.Structure):
     _fields_ = (
         ("embedding", ctypes.c_void_p),
         ("ids", ctypes.c_void_p),
+        ("own", ctypes.c_void_p),
         ("scale", ctypes.c_float),
         ("norm", CNorm),
         ("matrix", CMatrix),

@@ -223,6 +223,7 @@ class NativeTarget(Target):
         cache: KVCache,
         last: int,
         top: int = 1,
+        own: Float[Tensor, "batch width hidden"] | None = None,
     ) -> tuple[Float[Tensor, "batch width hidden"], Ranked | None]:
         """What leaves the last layer, and logits, where `entry` makes what enters the first of tokens and states: a
         draft step of a head, which has no embeddings of its own.
@@ -231,16 +232,19 @@ class NativeTarget(Target):
             states: the pieces of each.
             last: how many nodes have logits: the last ones of a single row, all, or none.
             top: how many of the likeliest tokens are told.
+            own: states of the tokens' own, which come in in place of their embeddings.
         """
         hidden = torch.empty(*span.ids.shape, self.config.hidden_size)
-        pieces, size = [state.contiguous() for state in states], (span.batch, last)
+        own = None if own is None else own.contiguous()
+        read: dict[str, Any] = {"entry": entry, "states": [state.contiguous() for state in states], "own": own}
+        size = span.batch, last
         if not last:
-            self._run(hidden, span, cache, 0, self.num_layers, entry=entry, states=pieces)
+            self._run(hidden, span, cache, 0, self.num_layers, **read)
             return hidden, None
         logits = torch.empty(*size, self.native.outputs)
         likeliest, logps = torch.empty(*size, top, dtype=torch.int64), torch.empty(*size, top)
         made = Ranked(logits, likeliest, logps, torch.empty(size))
-        self._run(hidden, span, cache, 0, self.num_layers, entry=entry, states=pieces, **made._asdict())
+        self._run(hidden, span, cache, 0, self.num_layers, **read, **made._asdict())
         return hidden, made
 
     def _run(

@@ -61,13 +61,14 @@ class Eagle3Options(EagleOptions):
 
     Args:
         taps: see `Eagle3Config`; none: those of EAGLE-3's authors.
-        token: see `Eagle3Config`.
+        token, shallow: see `Eagle3Config`.
     """
 
     regression: float = 0.0
     noise: float = 0.0
     taps: tuple[int, ...] = ()
     token: str = BESIDE
+    shallow: int = 0
 
 
 class _Step(NamedTuple):

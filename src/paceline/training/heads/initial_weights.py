@@ -78,10 +78,10 @@ def fit_eagle3(head: Eagle3Head, frozen: HiddenStates, data: Dataset, samples: S
     for batch, asked in _learnt(data, samples, head.fc.weight.device, 1):
         given = frozen(batch).float()
         follows = ahead(given[..., -size:], 1, 0.0)[asked]
-        squares, entered = follows.square().mean(), given[asked][:, :read]
+        squares, seen = follows.square().mean(), given[..., : max(size, given.shape[-1] - size)]
+        entered = head.of_taps(seen[asked])
         if head.token_in is not None:
-            assert head.embedding is not None
-            token = head.entry_norm(functional.embedding(ahead(batch.ids, 1, 0)[asked], head.embedding).float())
+            token = head.entry_norm(ahead(head.tokens_in(seen, batch.ids), 1, 0.0)[asked].float())
             entered = torch.cat([head.normed(entered), token], -1)
         if found.add(entered, follows):
             break
@@ -90,6 +90,43 @@ def fit_eagle3(head: Eagle3Head, frozen: HiddenStates, data: Dataset, samples: S
     if head.token_in is not None:
         head.token_in.weight.copy_(fitted[:, read:])
     head.norm.weight.fill_(float(squares.sqrt()))
+
+
+@torch.no_grad()
+def fit_entry(
+    head: Eagle3Head,
+    before: Eagle3Head,
+    taps: Sequence[int],
+    frozen: HiddenStates,
+    data: Dataset,
+    samples: Sequence[int],
+) -> None:
+    """Let what enters the layers be as like what enters those of another head, trained on other states, as linear maps
+    can make it.
+
+    Args:
+        taps: what both read, and of the target's hidden states `frozen` gives, before its features.
+    """
+    size, device = head.fc.out_features, head.fc.weight.device
+    fused, token = Regression(head.fc.in_features, size, device), Regression(size, size, device)
+    for batch, asked in _learnt(data, samples, device, 1):
+        given = frozen(batch).float()
+        ours, theirs = (torch.cat([_of(given, taps, tap, size) for tap in one.reads], -1) for one in (head, before))
+        states = head.of_taps(ours)[asked]
+        enough = fused.add(states if head.token_in is None else head.normed(states), before.fused(theirs)[asked])
+        if head.token_in is not None and before.token_in is not None:
+            came = head.entry_norm(head.tokens_in(ours, batch.ids))[asked]
+            token.add(came, before.token_in(before.entry_norm(before.tokens_in(theirs, batch.ids)))[asked])
+        if enough:
+            break
+    head.fc.weight.copy_(fused.solve())
+    if head.token_in is not None:
+        head.token_in.weight.copy_(token.solve())
+
+
+def _of(given: Tensor, taps: Sequence[int], tap: int, size: int) -> Tensor:
+    at = size * taps.index(tap)
+    return given[..., at : at + size]
 
 
 @torch.no_grad()

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paceline.drafters.eagle.fused_head import Eagle3Head
+from paceline.drafters.eagle.fused_head import BESIDE, Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.heads import TrainedHead, with_blocks
+from paceline.errors import require
 from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
@@ -23,7 +24,7 @@ from paceline.training.heads.adversarial import Adversarial, AdversarialOptions,
 from paceline.training.heads.eagle import Eagle3Options, EagleOptions, EagleTask
 from paceline.training.heads.feature_store import FeatureStore
 from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates
-from paceline.training.heads.initial_weights import fit_eagle, fit_eagle3, fit_medusa
+from paceline.training.heads.initial_weights import fit_eagle, fit_eagle3, fit_entry, fit_medusa
 from paceline.training.heads.medusa import MedusaOptions, MedusaTask, break_symmetry
 from paceline.training.heads.prepare import (
     PreparedTraining,
@@ -115,13 +116,14 @@ def prepare_eagle3(
         tokens=frozen.tokens,
         taps=config.taps,
         token=config.token,
+        shallow=config.shallow,
         seed=plan.training.seed,
     )
 
     def make_task(states: HiddenStates, matrix: Tensor) -> EagleTask:
         return EagleTask(head, states, config, matrix, plan.training.seed)
 
-    return _prepared(frozen, head, fit_eagle3, make_task, config, plan, adversarial, taps=head.config.taps)
+    return _prepared(frozen, head, fit_eagle3, make_task, config, plan, adversarial, taps=head.reads)
 
 
 def _frozen(name: str, folders: Sequence[Path], config: HeadOptions, kind: type[TrainedHead]) -> FrozenModel:
@@ -158,8 +160,14 @@ def _prepared(
     matrix, embeddings = (_rows(part, head, device) for part in (output_matrix(model), embedding_matrix(model)))
     layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), frozen.tokenizer, tier), taps=taps)
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, stored) if config.stored else layers
+    samples = data.split(training.held_back)[0]
     if frozen.init is None:
-        fit(head, features, data, data.split(training.held_back)[0])
+        fit(head, features, data, samples)
+    elif isinstance(head, Eagle3Head) and isinstance(frozen.init, Eagle3Head) and _reads_other(head, frozen.init):
+        before = frozen.init.to(device)
+        before.embedding = head.embedding
+        both = sorted({*head.reads, *before.reads})
+        fit_entry(head, before, both, FrozenLayers(layers.target, taps=both), data, samples)
     learner: Task
     made = learner = make_task(features, matrix)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
@@ -169,6 +177,14 @@ def _prepared(
         settings["adversarial"] = asdict(adversarial)
     loaded = frozen.total + parameters(learner.module)
     return PreparedTraining(learner, data, home, settings, loaded, frozen.total)
+
+
+def _reads_other(head: Eagle3Head, before: Eagle3Head) -> bool:
+    """Whether other states of the target enter a head than the one that it goes on from."""
+    mine, theirs = head.config, before.config
+    fits = head.token_in is not None or mine.shallow == theirs.shallow
+    require(fits, f"a head with --token {BESIDE} cannot go on from one with another --shallow")
+    return (mine.taps, mine.shallow) != (theirs.taps, theirs.shallow)
 
 
 def _rows(rows: Tensor, head: TrainedHead, device: torch.device) -> Float[Tensor, "vocab hidden"]:

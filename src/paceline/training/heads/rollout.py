@@ -33,7 +33,7 @@ def rollout(
         read: what the head reads of the target. Texts are padded at their ends.
         ids: of the same positions.
     """
-    followed, state = ahead(ids, 1, 0), head.fused(read)
+    followed, state = ahead(head.tokens_in(read, ids), 1, 0.0), head.fused(read)
     cache, size = DynamicCache(), ids.shape[1]
     at = torch.arange(size, device=ids.device)
     seen = [at <= at[:, None]]  # by the query's position, of the keys that each step has added
