@@ -160,6 +160,17 @@ def test_special_tokens_do_not_pile_up(make: Callable[[], PreTrainedTokenizerFas
     assert text == tokenizer.decode([*ids, *ids, *ids])
 
 
+@pytest.mark.parametrize("bad", [b"\x80", b"\xff", b"\xf0\x9f\x98"])
+def test_bytes_that_become_no_character_do_not_pile_up(bad: bytes) -> None:
+    raw = "a".encode() + bad * 70 + "é🚴".encode() + bad * 70 + "b".encode() + bad
+    stream = TextStream(BYTES)
+    text = ""
+    for token in byte_ids(raw):
+        text += stream.push(token)
+        assert len(stream._window) < 40
+    assert text + stream.flush() == raw.decode(errors="replace")
+
+
 def test_stop_strings_in_spared_tokens() -> None:
     """Those in the text of the first tokens do not count, nor do those that begin there."""
     tokenizer = byte_tokenizer()

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WINDOW = 16  # tokens: how much is decoded again with each further one, since spaces depend on the token before
+OPEN = 3  # replacement characters at most that a character may stand as whose last bytes are missing
 
 
 class Piece(NamedTuple):
@@ -59,6 +60,10 @@ class TextStream:
                 del self._window[: self._whole]  # what is left begins where a character does
                 self._decoded = self._decode()
             self._whole = len(self._window)
+        elif now.endswith("\ufffd" * (OPEN + 1)) and len(self._window) > 2 * WINDOW:  # bytes that become no character
+            self._append(now[len(self._decoded) : -OPEN])
+            del self._window[:-WINDOW]
+            self._decoded, self._whole = self._decode()[:-OPEN], 0
         elif now == self._decoded and len(self._window) > 2 * WINDOW:  # special tokens, as after an end that is ignored
             del self._window[self._whole : -WINDOW]
         return self._take(len(self.text) if self.stopped else len(self.text) - self._held())
