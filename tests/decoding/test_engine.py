@@ -412,6 +412,23 @@ class TestSteps:
         list(self.engine().run([alone]))
         assert again.output == alone.output
 
+    def test_a_drafter_that_fails_at_an_end_keeps_no_other_row(self) -> None:
+        class Clumsy(NoDrafter):
+            def end(self, row: Row) -> None:
+                raise RuntimeError("no end")
+
+        engine = Engine(self.target, Clumsy(self.target), rows=3, slots=16)
+        short, long = (self.request(2), self.request(2)), self.request(3)
+        for request in (*short, long):
+            engine.add(request)
+        for ended in (short, (long,)):
+            with pytest.raises(RuntimeError, match="no end"):
+                while not engine.idle:
+                    engine.step()
+            assert all(request.finish_reason == "length" for request in ended)
+        assert engine.idle
+        assert [len(request.output) for request in (*short, long)] == [2, 2, 3]
+
     @pytest.mark.parametrize(("error", "told"), [(RuntimeError("no memory"), True), (KeyboardInterrupt(), False)])
     def test_a_round_that_fails_is_told_to_all_runs(
         self, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: bool

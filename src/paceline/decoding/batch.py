@@ -224,6 +224,17 @@ class RunningBatch:
         self._rows.append(request)
         self._reading = None
 
+    def _leave_all(self, requests: Sequence[Request], whole: bool = True) -> None:
+        """Drop these rows, of a round that was a `whole` one, even where the drafter fails at one of them."""
+        failed: Exception | None = None
+        for request in sorted(requests, key=lambda one: -one.slot):  # from the back: rows that end are not moved first
+            try:
+                self._leave(request, whole)
+            except Exception as error:
+                failed = failed or error
+        if failed:
+            raise failed
+
     def _leave(self, request: Request, whole: bool = True) -> None:
         """Drop a row, of a round that was a `whole` one; the last row takes its place."""
         request.stats.seconds = now() - request.joined

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -82,15 +83,14 @@ class Engine(RunningBatch):
         try:
             emitted = self._round(self._rows) if self._rows else []
         except BaseException as error:
-            for request in self._rows[::-1]:
+            for request in self._rows:
                 request.finish_reason = request.finish_reason or CANCELLED
                 if isinstance(error, Exception):  # the runs that did not call this step raise it, too
                     request.error = request.error or error
-                self._leave(request, whole=False)
+            with suppress(Exception):  # of a drafter that fails at their end as well
+                self._leave_all(self._rows, whole=False)
             raise
-        for request, _ in reversed(emitted):  # from the back: rows that end are not moved first
-            if request.finish_reason:
-                self._leave(request)
+        self._leave_all([request for request, _ in emitted if request.finish_reason])
         self._release()
         self._ended = now()
         return emitted
@@ -220,7 +220,7 @@ class Engine(RunningBatch):
             row.record(read.logits[outcome.path[: len(tokens)]], tokens)
         if self.prefixes:
             self.prefixes.extend(row, {tap: read.taps[tap][outcome.path] for tap in self._kept_taps})
-        row.policy.observe(tree.depth, len(outcome.path) - 1)
+        row.policy.observe(*self.drafter.asked_for(row, tree, outcome.path))
         if row.policy.reads_hidden:
             row.policy.begin_round(read.taps[self.target.num_layers][outcome.path[-1]])
         self.drafter.observe(row, tree, outcome.path, read)
