@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import paceline
+from decoding.test_options import Watched
 from helpers import perturbed
 from paceline import LLM
 from paceline.decoding.grammar import GrammarState, json_grammar, lark_grammar, new_matcher
@@ -168,6 +169,15 @@ class TestOutput:
         with pytest.raises(OptionError, match="cannot be followed"):
             list(loaded("suffix").run([request, other]))
         assert request.finish_reason == "error"
+
+    def test_forced_tokens_are_no_merit_of_the_policy(self) -> None:
+        llm = loaded("prompt-lookup")
+        [request] = llm.requests(["ab"], chat=False, json_schema=SCHEMA, max_new_tokens=60)
+        request.policy = policy = Watched(k=4)
+        [*_] = llm.run([request])
+        sources = request.stats.sources
+        assert sources.count(GRAMMAR) > 9
+        assert (policy.told, policy.accepted) == (len(request.stats.rounds), sources.count("prompt-lookup"))
 
     def test_no_speculation_no_forced_tokens(self) -> None:
         output = plain().generate("ab", chat=False, json_schema=SCHEMA, max_new_tokens=60)

@@ -17,6 +17,7 @@ from paceline.decoding import batch, reading
 from paceline.decoding.engine import Engine
 from paceline.decoding.penalties import LogitBias, OutputPenalty
 from paceline.decoding.prefixes import PrefixStore
+from paceline.decoding.request import Request
 from paceline.drafters.dispatch import Dispatch
 from paceline.drafters.prediction import Alignment, Progress
 from paceline.errors import OptionError
@@ -133,10 +134,41 @@ class TestPredictions:
         assert got.stats.sources.count("prediction") > 20
         assert llm.generate([100], max_new_tokens=8, eos=(), prediction="xyz").tokens == plain.tokens[:8]
 
+    @exact
+    def test_the_policy_is_asked_about_its_drafter_and_told_of_it(self) -> None:
+        """Not of what is predicted, which is drafted to its end; once a round."""
+        llm, plain = looked_up(), loaded("none").generate(PROMPT, max_new_tokens=40, eos=())
+        edited = [*plain.tokens[:12], 3, 3, 3, *plain.tokens[12:24], 200, 201]
+        [request] = llm.requests([PROMPT], max_new_tokens=40, eos=(), prediction=edited)
+        policy = request.policy = Watched(k=4)
+        [*_] = llm.run([request])
+        assert request.output == plain.tokens
+        assert request.stats.sources.count("prediction") > 8
+        assert policy.accepted == request.stats.sources.count("prompt-lookup") > 0
+        assert 0 < policy.asked < len(request.stats.rounds) == policy.told
+
     def test_a_drafter_on_the_targets_cache_comes_first(self) -> None:
         llm = loaded("early-exit")
         with pytest.raises(OptionError, match="'exit' drafts on the target's own cache"):
             Dispatch(llm.target, {"none": llm.method("none").drafter, "exit": llm.drafter})
+
+
+class Watched(Fixed):
+    """Counts the rounds it is asked about and told of, and the tokens that it is told were accepted."""
+
+    asked = told = accepted = 0
+
+    def more(self, depth: int) -> bool:
+        self.asked += depth == 0
+        return super().more(depth)
+
+    def reach(self, most: int) -> int:
+        self.asked += most > 0
+        return super().reach(most)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        assert accepted <= drafted
+        self.told, self.accepted = self.told + 1, self.accepted + accepted
 
 
 class Shown(Fixed):
@@ -162,6 +194,20 @@ class TestPrefixes:
             reused.append(request.stats.reused_tokens)
             prompt = [*request.ids, 50, 51]
         assert reused == [0, 15, 23]  # a text's last token was never read
+
+    @exact
+    def test_of_some_states_more_is_kept_than_of_others(self) -> None:
+        """Where another drafter reads one of those that EAGLE-3's head fuses, and wants all of it."""
+        parts = {name: loaded(name).drafter for name in ("early-exit", "eagle-3")}
+        assert set(parts["early-exit"].kept_taps) < set(parts["eagle-3"].taps)
+        target = loaded("none").target
+        engine = Engine(target, Dispatch(target, parts), rows=1, slots=120, prefixes=PrefixStore(200))
+        for prompt in ([*range(60)], [*range(60), 7, 8]):
+            request = Request(prompt, limit=6, policy=Fixed(k=3), drafter="eagle-3")
+            [*_] = engine.run([request])
+            assert request.stats.drafted > 0
+            assert request.output == loaded("none").generate(prompt, max_new_tokens=6, eos=()).tokens
+        assert request.stats.reused_tokens > 50
 
     @exact
     @pytest.mark.parametrize("drafter", ["none", "medusa", "eagle", "eagle-3"])

@@ -13,6 +13,7 @@ from paceline.drafters.prediction import Prediction
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
+from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
@@ -29,7 +30,7 @@ class Seat(Part):
 
     def __init__(self, row: Row, shared: bool) -> None:
         super().__init__(row)
-        self.policy = row.policy  # the request's own: nobody else asks it
+        self.policy = row.policy  # the request's own: nobody else asks it, but for a prediction's seat
         self.row, self.shared = row, shared
         self.place = 0  # in the drafter's own buffers
 
@@ -168,6 +169,8 @@ class Dispatch(Drafter):
                     self.desks[name].join(row, hidden)
                 except Exception as error:
                     self.desks[name].close("a prompt", error)
+        if seat := row.state.get(Prediction.source):
+            seat.policy = Fixed(k=row.policy.limit)  # the request's own is asked about its drafter
         self._rows += 1
 
     def end(self, row: Row) -> None:
@@ -223,6 +226,13 @@ class Dispatch(Drafter):
         except Exception as error:
             desk.close("a pass", error)
             return 0, None
+
+    def asked_for(self, row: Row, tree: TokenTree, path: list[int]) -> tuple[int, int]:
+        seat: Seat | None = row.state.get(row.drafter or self.first)
+        if not seat or not seat.asked:  # its prediction was drafted
+            return 0, 0
+        drafted = seat.tree.drafted  # nodes after these are a grammar's
+        return seat.tree.depth, sum(0 < node <= drafted for node in path)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         for name in list(row.state):

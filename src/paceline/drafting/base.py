@@ -171,6 +171,12 @@ class Drafter:
         """
         return 0, None
 
+    def asked_for(self, row: Row, tree: TokenTree, path: list[int]) -> tuple[int, int]:
+        """What the row's policy is told of a round: how deep it had the row's drafter draft, and how many of these
+        tokens were accepted, of the nodes `path`, root first.
+        """
+        return tree.depth, len(path) - 1
+
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         """A round's outcome: the accepted nodes, root first. `row.ids` already ends with the target's own token.
 
