@@ -49,7 +49,7 @@ class SharedTexts:
         return found[: found.index(END)] if END in found else found
 
     def _index(self, first: int) -> None:
-        for at in range(first + self.n, len(self.tokens) + 1):
-            gram = tuple(self.tokens[at - self.n : at])
-            if END not in gram:
-                self._behind[gram] = at
+        for at in range(first + self.n, len(self.tokens)):
+            gram = tuple(self.tokens[at - self.n : at + 1])
+            if END not in gram:  # a text's end is followed by nothing
+                self._behind[gram[:-1]] = at
