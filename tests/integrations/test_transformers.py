@@ -218,6 +218,10 @@ def test_generates_own_streamer(tiny_llama: LlamaForCausalLM) -> None:
     tiny_llama.generate(**inputs, **asked, streamer=ours, custom_generate=fast)
     assert ours.puts == another.puts == theirs.puts
     assert ours.ended == another.ended == 1
+    once = Recorder()
+    same = paceline.custom_generate(METHODS[0], streamer=once)
+    tiny_llama.generate(**inputs, **asked, streamer=once, custom_generate=same)
+    assert (once.puts, once.ended) == (theirs.puts, 1)
     with pytest.raises(OptionError, match="streamer takes one row"):
         tiny_llama.generate(**batch(PROMPTS), **asked, streamer=Recorder(), custom_generate=paceline.custom_generate())
 

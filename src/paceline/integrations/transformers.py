@@ -90,7 +90,8 @@ class CustomGenerate:
     ) -> GenerateDecoderOnlyOutput | Int[Tensor, "batch longest"]:
         asked = asked_of_generate()
         refuse_assistants(asked, generation_config)
-        streamers = [streamer for streamer in (self.streamer, asked.streamer) if streamer is not None]
+        own = None if self.streamer is asked.streamer else self.streamer
+        streamers = [streamer for streamer in (own, asked.streamer) if streamer is not None]
         with _evaluating(model):
             llm = self._loaded(model)
             _refuse(model, input_ids, generation_config, model_kwargs)
@@ -106,8 +107,8 @@ class CustomGenerate:
                 self._request(llm, row, ids, logits_processor, stopping, bool(generation_config.do_sample))
                 for row, ids in _rows(input_ids, model_kwargs.get("attention_mask"))
             ]
-            if self.streamer is not None:  # generate has put the prompt into its own
-                self.streamer.put(input_ids.cpu())
+            if own is not None:  # generate has put the prompt into its own
+                own.put(input_ids.cpu())
             _run(llm, requests, streamers)
         self.stats = [request.stats for request in requests]
         new = stopping.length() - input_ids.shape[1]
