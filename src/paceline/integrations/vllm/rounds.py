@@ -161,6 +161,8 @@ class Rounds:
             with self._guarded(row):
                 lookup.observe(row.ids, row.memory)
         rows = [row for row in rows if not row.failed]
+        if not rows:
+            return
         try:
             found = lookup.propose_all([row.ids for row in rows], [row.memory for row in rows], most, WIDER * most)
         except Exception:  # for one of them
