@@ -162,7 +162,7 @@ def test_special_tokens_do_not_pile_up(make: Callable[[], PreTrainedTokenizerFas
 
 @pytest.mark.parametrize("bad", [b"\x80", b"\xff", b"\xf0\x9f\x98"])
 def test_bytes_that_become_no_character_do_not_pile_up(bad: bytes) -> None:
-    raw = "a".encode() + bad * 70 + "é🚴".encode() + bad * 70 + "b".encode() + bad
+    raw = b"a" + bad * 70 + "é🚴".encode() + bad * 70 + b"b" + bad
     stream = TextStream(BYTES)
     text = ""
     for token in byte_ids(raw):
