@@ -79,7 +79,9 @@ def require(condition: bool, message: str) -> None:
         raise OptionError(message)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, with the second where it only leads to that; its type where it has none."""
+def first_line(error: object) -> str:
+    """The first line of an error, or of its text, with the second where it only leads to that; its type where it has
+    none.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The field's metrics over the finished calls (METHODS: EESD eq. 11, 12, 14; KOALA's n-alpha)."""
+"""The field's metrics over the finished calls (EESD's eq. 11, 12 and 14; KOALA's n-alpha)."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.drafting.lookup import common_length
 from paceline.errors import OptionError, first_line, require
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def new_matcher(grammar: str, tokenizer: PreTrainedTokenizerBase, vocab: int, eo
         try:
             known[key] = llguidance.hf.from_tokenizer(cast("Any", tokenizer), vocab, sorted(eos))
         except Exception as error:  # it has a reason of its own for each kind
-            raise OptionError(f"grammars do not work with this tokenizer: {_first_line(error)}") from error
+            raise OptionError(f"grammars do not work with this tokenizer: {first_line(error)}") from error
     return _compiled(known[key], grammar).deep_copy()
 
 
@@ -73,12 +74,8 @@ def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     from llguidance import LLMatcher
 
     matcher = LLMatcher(tokenizer, grammar, log_level=0)
-    require(not matcher.is_error(), f"the grammar cannot be used: {_first_line(matcher.get_error())}")
+    require(not matcher.is_error(), f"the grammar cannot be used: {first_line(matcher.get_error())}")
     return matcher
-
-
-def _first_line(error: object) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 class GrammarState:
@@ -148,10 +145,7 @@ class GrammarState:
     def _read(self, ids: list[int], path: Sequence[int]) -> bool:
         """Bring the parser past `ids + path`; whether the grammar allows that, and may say what comes next."""
         wanted, matcher = [*ids[self._settled :], *path], self._matcher
-        same = next(
-            (at for at, (one, other) in enumerate(zip(wanted, self._tried, strict=False)) if one != other),
-            min(len(wanted), len(self._tried)),
-        )
+        same = common_length(wanted, self._tried)
         if same < len(self._tried):
             matcher.rollback(len(self._tried) - same)
             del self._tried[same:]
@@ -166,4 +160,4 @@ class GrammarState:
 
     def _note_error(self) -> None:
         if self._matcher.is_error():
-            self.error = OptionError(f"the grammar cannot be followed: {_first_line(self._matcher.get_error())}")
+            self.error = OptionError(f"the grammar cannot be followed: {first_line(self._matcher.get_error())}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.decoding.blocks import Hidden, TokenBlocks
+from paceline.drafting.lookup import common_length
 from paceline.errors import require
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class PrefixStore:
             return NOTHING
         self.queries += len(ids)
         able = [kept for kept in self._kept if kept.taps.issuperset(taps)]
-        common = {index: _common(ids, kept.ids) for index, kept in enumerate(able)}
+        common = {index: common_length(ids, kept.ids) for index, kept in enumerate(able)}
         best = max(common, key=lambda index: common[index], default=0)
         if not common or (count := common[best]) < LEAST:
             return NOTHING
@@ -100,10 +101,10 @@ class PrefixStore:
         if row.forgets:
             return
         ids = request.ids[: int(row.lengths[0])]
-        if len(ids) > self.limit or any(_common(ids, kept.ids) == len(ids) for kept in self._kept):
+        if len(ids) > self.limit or any(common_length(ids, kept.ids) == len(ids) for kept in self._kept):
             return
         hidden = {tap: torch.cat([part[tap] for part in trace])[: len(ids)] for tap in trace[0]}
-        for kept in [kept for kept in self._kept if _common(kept.ids, ids) == len(kept.ids)]:
+        for kept in [kept for kept in self._kept if common_length(kept.ids, ids) == len(kept.ids)]:
             self._forget(kept)  # this one continues it
         while self.tokens + len(ids) > self.limit or not self._blocks.fits(len(ids)):
             self._forget(self._kept[0])
@@ -121,8 +122,3 @@ class PrefixStore:
     def drop(self, request: Request) -> None:
         """A request failed: nobody knows what is in its row."""
         self._traces.pop(request, None)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common beginning."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -52,7 +52,7 @@ class Reading:
         if prefixes:
             shown = request.policy.reads_hidden  # the last token's state: that one is read in any case
             reused = prefixes.restore(self.ids[: len(self.ids) - shown], cache, kept_taps)
-        self.reused, self.done = reused.tokens, reused.tokens
+        self.done = reused.tokens
         self._hidden = [reused.hidden] if reused.tokens else []
         last = target.num_layers
         self._apart = target.ends_early and last in taps and last not in kept_taps

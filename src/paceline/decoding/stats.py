@@ -23,7 +23,7 @@ class Round:
 
 @dataclass
 class Stats:
-    """Metrics of one request (METHODS: EESD eq. 11-12, vLLM's names where it has them)."""
+    """Metrics of one request (EESD, Liu et al., 2024, eq. 11 and 12; vLLM's names where it has them)."""
 
     prompt_tokens: int = 0
     rounds: list[Round] = field(default_factory=list)

@@ -15,7 +15,6 @@ from paceline.drafters.trigram.drafter import Trigram
 from paceline.drafting.base import Drafter
 from paceline.drafting.budget import AUTO
 from paceline.drafting.shared_texts import PROCESS, REQUEST
-from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import PacelineError
 from paceline.targets.target import Target
 
@@ -55,17 +54,19 @@ class Auto(Merge):
         share: str = REQUEST,
         budget: int | str = AUTO,
     ) -> None:
-        TreeDrafter.__init__(self, target, budget)
-        if parts:
-            self._combine(parts)
-            return
-        trigram = Trigram(target, guide=guide)
-        # Heads are asked for trees; beside a guide they brought nothing (docs/auto.md).
-        without = head == NONE or (head == AUTO and (target.chains_only or trigram.guided))
-        trained = None if without else trained_head(target, head)
-        recycling = [Recycling(target, share=share)] if share == PROCESS else []
-        free = [trigram, Suffix(target, share=share), *recycling, *datastore(target)]
-        self._combine([*free, *([trained] if trained else [])])
+        made = parts or sources(target, head, guide, share)
+        super().__init__(target, drafters=made, budget=budget)  # type: ignore[arg-type]
+
+
+def sources(target: Target, head: str, guide: str, share: str) -> list[Drafter]:
+    """All that a model has, for these options of `Auto`."""
+    trigram = Trigram(target, guide=guide)
+    # Heads are asked for trees; beside a guide they brought nothing (docs/auto.md).
+    without = head == NONE or (head == AUTO and (target.chains_only or trigram.guided))
+    trained = None if without else trained_head(target, head)
+    recycling = [Recycling(target, share=share)] if share == PROCESS else []
+    free = [trigram, Suffix(target, share=share), *recycling, *datastore(target)]
+    return [*free, *([trained] if trained else [])]
 
 
 def datastore(target: Target) -> list[Drafter]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from jaxtyping import Float
 from torch import Tensor
@@ -89,12 +90,16 @@ class Desk:
         own = seat.follow(tree, path)
         self.drafter.observe(seat, seat.tree, own, out.at(seat.places))
 
-    def close(self, what: str, error: Exception) -> None:
-        """Its requests go on without drafts."""
-        log.warning("drafter '%s' failed at %s: its requests are decoded plainly", self.name, what, exc_info=error)
-        for seat in self.seats:
-            seat.row.state.pop(self.name, None)  # a row that is leaving has none any more
-        self.seats, self.closed = [], True
+    @contextmanager
+    def guarded(self, what: str) -> Iterator[None]:
+        """Where its drafter fails its requests go on without drafts."""
+        try:
+            yield
+        except Exception as error:
+            log.warning("drafter '%s' failed at %s: its requests are decoded plainly", self.name, what, exc_info=error)
+            for seat in self.seats:
+                seat.row.state.pop(self.name, None)  # a row that is leaving has none any more
+            self.seats, self.closed = [], True
 
 
 class Dispatch(Drafter):
@@ -146,12 +151,10 @@ class Dispatch(Drafter):
 
     def _open(self, desk: Desk) -> None:
         """Have its drafter ready, or ready again."""
-        try:
+        with desk.guarded("its start"):
             if not desk.started:
                 desk.drafter.start(self._cache)
             desk.started, desk.closed = True, False
-        except Exception as error:
-            desk.close("its start", error)
 
     def begin(self, row: Row, hidden: Hidden) -> None:
         row.state = {}
@@ -165,29 +168,23 @@ class Dispatch(Drafter):
             wanted.append(Prediction.source)
         for name in wanted:
             if not self.desks[name].closed:
-                try:
+                with self.desks[name].guarded("a prompt"):
                     self.desks[name].join(row, hidden)
-                except Exception as error:
-                    self.desks[name].close("a prompt", error)
         if seat := row.state.get(Prediction.source):
             seat.policy = Fixed(k=row.policy.limit)  # the request's own is asked about its drafter
         self._rows += 1
 
     def end(self, row: Row) -> None:
         for name in list(row.state):
-            try:
+            with self.desks[name].guarded("an end"):
                 self.desks[name].leave(row)
-            except Exception as error:
-                self.desks[name].close("an end", error)
         self._rows -= 1
 
     def move(self, source: int, target: int) -> None:
         desk = self.desks[self.first]
         if self.shares_cache and desk.seats:
-            try:
+            with desk.guarded("a move"):
                 desk.drafter.move(source, target)
-            except Exception as error:
-                desk.close("a move", error)
 
     # -- a round ---------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
@@ -197,10 +194,8 @@ class Dispatch(Drafter):
         predicting = [Prediction.source] * len(rows)
         for name, desk in self.desks.items():
             if desk.seats:
-                try:
+                with desk.guarded("a draft"):
                     desk.draft(rows, trees, predicting if name == Prediction.source else chosen)
-                except Exception as error:
-                    desk.close("a draft", error)
         return [self._with_forced(row, tree) for row, tree in zip(rows, trees, strict=True)]
 
     def _with_forced(self, row: Row, tree: TokenTree) -> TokenTree:
@@ -219,13 +214,10 @@ class Dispatch(Drafter):
         self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
     ) -> tuple[int, Float[Tensor, "batch width hidden"] | None]:
         desk = self.desks[self.first]
-        if not desk.shared or not desk.seats:
-            return 0, None
-        try:
-            return desk.drafter.enter(desk.seats, trees, span, cache)
-        except Exception as error:
-            desk.close("a pass", error)
-            return 0, None
+        if desk.shared and desk.seats:
+            with desk.guarded("a pass"):
+                return desk.drafter.enter(desk.seats, trees, span, cache)
+        return 0, None
 
     def asked_for(self, row: Row, tree: TokenTree, path: list[int]) -> tuple[int, int]:
         seat: Seat | None = row.state.get(row.drafter or self.first)
@@ -236,7 +228,5 @@ class Dispatch(Drafter):
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         for name in list(row.state):
-            try:
+            with self.desks[name].guarded("an outcome"):
                 self.desks[name].observe(row, tree, path, out)
-            except Exception as error:
-                self.desks[name].close("an outcome", error)

@@ -62,16 +62,7 @@ class Merge(TreeDrafter):
 
     def __init__(self, target: Target, *, drafters: str = "", budget: int | str = "auto") -> None:
         super().__init__(target, budget)
-        from paceline.drafters import DRAFTERS  # which names this module
-
-        if isinstance(drafters, str):
-            specs = [DRAFTERS.parse(name.replace(";", ":")) for name in drafters.split("|") if name]
-            self._combine([spec.build(target) for spec in specs])
-        else:
-            self._combine(drafters)
-
-    def _combine(self, parts: Sequence[Drafter]) -> None:
-        self.parts = list(parts)
+        self.parts = _named(drafters, target) if isinstance(drafters, str) else list(drafters)
         require(len(self.parts) > 1, "merge: name two drafters or more, as in merge:drafters=suffix|trigram")
         require(
             not any(isinstance(part, Merge) for part in self.parts),
@@ -231,6 +222,13 @@ class Merge(TreeDrafter):
     def move(self, source: int, target: int) -> None:
         for part in self.parts:
             part.move(source, target)
+
+
+def _named(drafters: str, target: Target) -> list[Drafter]:
+    from paceline.drafters import DRAFTERS  # which names this module
+
+    specs = [DRAFTERS.parse(name.replace(";", ":")) for name in drafters.split("|") if name]
+    return [spec.build(target) for spec in specs]
 
 
 class Part:

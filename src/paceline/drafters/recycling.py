@@ -50,7 +50,7 @@ class Recycling(TreeDrafter):
 
     def propose(self, row: Row, memory: Adjacency, depth: int, min_score: float) -> TokenTree:
         tree = TokenTree.root(row.ids[-1])
-        candidates: list[tuple[float, int, int, int]] = []  # (-score, order, parent, token)
+        candidates: list[tuple[float, int, int, int]] = []  # (-score, of equal ones any, parent, token)
         node, score = 0, 1.0
         while True:
             if tree.depths[node] < depth:

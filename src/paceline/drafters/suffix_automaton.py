@@ -19,16 +19,19 @@ class SuffixAutomaton:
         self.ids: list[int] = []
         self._next: list[dict[int, int]] = [{}]
         self._link, self._length, self._end = [-1], [0], [0]
-        self._last = 0  # the state of the whole sequence
-        self._match, self.matched = 0, 0  # state and length of the suffix found earlier
+        self._last = 0  # the state of the whole sequence, whose link is that of its longest suffix that occurred before
+
+    @property
+    def matched(self) -> int:
+        """Length of the longest suffix that occurred before."""
+        return self._length[self._link[self._last]] if self._last else 0
 
     @property
     def match_end(self) -> int:
-        """Index right after the first earlier occurrence of the last `matched` tokens."""
-        return self._end[self._match]
+        """Index right after the first occurrence of the last `matched` tokens."""
+        return self._end[self._link[self._last]] if self._last else 0
 
     def append(self, token: int) -> None:
-        self._advance_match(token)  # before the token joins: an occurrence must be an earlier one
         self.ids.append(token)
         state = self._state({}, -1, len(self.ids), len(self.ids))
         at = self._last
@@ -64,14 +67,6 @@ class SuffixAutomaton:
         """Append what of a text it has not yet."""
         for token in ids[len(self.ids) :]:
             self.append(token)
-
-    def _advance_match(self, token: int) -> None:
-        while self._match and token not in self._next[self._match]:
-            self._match = self._link[self._match]
-            self.matched = self._length[self._match]
-        if token in self._next[self._match]:
-            self._match = self._next[self._match][token]
-            self.matched += 1
 
 
 class SuffixLookup(DraftSource):

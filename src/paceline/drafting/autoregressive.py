@@ -82,7 +82,7 @@ class AutoregressiveDrafter(Drafter):
         return depth + 1 < min(row.room, self.longest) and row.policy.more(depth + 1)
 
     def _told_of(self, row: Row, step: Step) -> Told | None:
-        """None: more has to be known, or, where the policy looks at nothing, less."""
+        """What a greedy request whose policy looks at no more needs to know; None: the logits have to tell."""
         policy = row.policy
         looks_closer = (policy.reads_q or policy.reads_hidden) and not policy.reads_sureness
         if not row.plain or looks_closer:

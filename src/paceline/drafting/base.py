@@ -49,7 +49,9 @@ class Row(Protocol):
 
     @property
     def slot(self) -> int:
-        """Its row in the target's KV cache, and in the list given to `draft`."""
+        """Its row in the list given to `draft`, and in the cache given to `start`; in the target's own for a drafter
+        that `shares_cache`.
+        """
         ...
 
     @property

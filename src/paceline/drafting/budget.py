@@ -198,7 +198,7 @@ class Budget:
         return plan.tree.keep(plan.order[:count])
 
     def observe(self, ids: Sequence[int]) -> None:
-        """The outcome of the round that `choose` was last asked about: the tokens that came after the root."""
+        """The outcome of the round whose tree `choose` or `verify` gave last: the tokens that came after the root."""
         if self._waiting is None:
             return
         (tree, time), self._waiting = self._waiting, None

@@ -9,8 +9,8 @@ from random import Random
 
 EDGES = (0.02, 0.1, 0.3, 0.8)  # of what is gained without the source: what it adds depends on it
 HOPE, SPREAD = 0.2, 0.3  # tokens that an unknown source is expected to add, and their standard deviation
-WEIGHT = 6.0  # rounds whose outcome weighs as much as that,
-ALIKE = 24.0  # or as what other requests have shown: these differ less than rounds do
+WEIGHT = 6.0  # rounds: what is expected of an unknown source counts as much as the outcome of so many,
+ALIKE = 24.0  # and what other requests have shown of it as that of so many
 FADING = 0.5 ** (1 / 300)
 LEAST = 1e-3  # variance that is always left
 FIRST = 5  # times in which it may come down at once: the very first is slow for its own reasons

@@ -171,13 +171,14 @@ def united(drafts: Sequence[Candidates]) -> Candidates:
     return tree
 
 
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Of the longest common beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 def _forked(one: Candidates, other: Candidates) -> Candidates:
     """`united` of two chains, which part at most once."""
-    same = 0
-    for token, others in zip(one.tokens, other.tokens, strict=False):
-        if token != others:
-            break
-        same += 1
+    same = common_length(one.tokens, other.tokens)
     scores, sources = one.scores[:], one.sources[:]
     for at in range(same):
         if other.scores[at] > scores[at]:

@@ -8,8 +8,8 @@ from paceline.drafting.gate import Gate, Stopwatch
 
 FIRST = 32  # rounds that say too little: drafters are not trusted much before they are known
 MUCH = 0.3  # tokens; a round that brings so many is followed by another
-LITTLE = 0.015  # tokens that the time for drafting would bring: a pause saves so little that it may miss more,
-LEAST = 0.004  # or so little that it is never worth it
+LITTLE = 0.015  # tokens that plain decoding brings in the time for drafting: where less, a pause takes long to begin,
+LEAST = 0.004  # and where less than this, there is none
 FADING = 0.5 ** (1 / 40)  # texts change: what drafts were worth counts half after so many rounds,
 LASTING = 0.5 ** (1 / 300)  # or after so many where a pause saves little
 ALIKE = 6.0  # rounds whose outcome weighs as much as what these show

@@ -21,7 +21,8 @@ class SharedLayers:
     of a chain the last token.
 
     Attributes:
-        nodes: of each row that the layers have run over in this round, the first of its tree; then padding.
+        nodes: how many of each row's tree the layers have run over in this round, the first ones. A row whose tree has
+            fewer was filled up.
     """
 
     def __init__(self, target: Target, count: int) -> None:

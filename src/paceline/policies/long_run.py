@@ -35,7 +35,7 @@ class LongRun:
     Args:
         cost: of a round by how many tokens it drafts and verifies, in rounds without a draft. What it says stands for
             some rounds, since it is needed often.
-        pass_cost: likewise of verifying alone; None where nobody asks.
+        pass_cost: likewise of verifying alone; None: as `cost`.
 
     Attributes:
         rate: rho so far.

@@ -95,8 +95,8 @@ class Eagle(AutoregressiveDrafter):
         self.hidden_width = target.config.hidden_size
         self.forward = EagleForward(made, target, min(self.tree, TOLD))
         self.taps = self.forward.taps
-        self.shared = SharedLayers(target, made.shallow) if made.shallow else None
-        self.shares_cache = self.shared is not None
+        self.shared_layers = SharedLayers(target, made.shallow) if made.shallow else None
+        self.shares_cache = self.shared_layers is not None
         trimmed = made.tokens if made.shares_output else None
         self._text = None if trimmed is None or not extra else TextVocabulary(target, trimmed, extra)
         self._states: Tensor  # guessed at the nodes that were drafted from last
@@ -113,8 +113,8 @@ class Eagle(AutoregressiveDrafter):
 
     def start(self, cache: KVCache) -> None:
         self.forward.start(cache.batch, cache.capacity)
-        if self.shared:
-            self.shared.start(cache)
+        if self.shared_layers:
+            self.shared_layers.start(cache)
         if self._text:
             self._text.start(cache.batch)
 
@@ -147,26 +147,27 @@ class Eagle(AutoregressiveDrafter):
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         if self._text:
             self._text.read(rows)
-        if not self.shared:
+        if not self.shared_layers:
             return super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
-        self.shared.begin_round()
+        self.shared_layers.begin_round()
         trees = super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
         for row, tree in zip(rows, trees, strict=True):
-            row.state.read = min(self.shared.nodes, len(tree))
+            row.state.read = min(self.shared_layers.nodes, len(tree))
         return trees
 
     def enter(
         self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
     ) -> tuple[int, Float[Tensor, "batch width hidden"] | None]:
-        if not self.shared or self.tree > 1:  # a tree's nodes are verified in another order than they are drafted from
+        # A tree's nodes are verified in another order than they are drafted from.
+        if not self.shared_layers or self.tree > 1:
             return 0, None
-        return self.shared.resume([row.state.read for row in rows], trees, span, cache)
+        return self.shared_layers.resume([row.state.read for row in rows], trees, span, cache)
 
     def vocabulary(self, row: Row) -> Int[Tensor, " tokens"] | None:
         return self._text.of(row.slot) if self._text else self.tokens
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
-        tokens = self.shared.run(self.shared.span(trees, depth)) if self.shared else None
+        tokens = self.shared_layers.run(self.shared_layers.span(trees, depth)) if self.shared_layers else None
         if depth == 0:
             made = self.forward.roots(rows, tokens)
         else:
@@ -213,9 +214,9 @@ class Eagle(AutoregressiveDrafter):
         """What is guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
         expanded = [tree.expanded for tree in trees]
         tokens = None
-        if self.shared:
-            at = tree_span(expanded, self.shared.starts(len(rows)), self.target.device)
-            tokens = self.shared.run(at.part(first, stop))
+        if self.shared_layers:
+            at = tree_span(expanded, self.shared_layers.starts(len(rows)), self.target.device)
+            tokens = self.shared_layers.run(at.part(first, stop))
         if first == 0:
             return self.forward.roots(rows, tokens)
         width = stop - first

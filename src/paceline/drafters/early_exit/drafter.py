@@ -48,13 +48,13 @@ class EarlyExit(AutoregressiveDrafter):
         self.tree, self.nodes = min(tree, made.config.vocab), nodes
         self.taps = (self.layers,)
         self.hidden_width = target.config.hidden_size
-        self.exit, self.shared = Exit(made, target), SharedLayers(target, self.layers)
+        self.exit, self.shared_layers = Exit(made, target), SharedLayers(target, self.layers)
 
     def max_nodes(self, depth: int) -> int:
         return depth if self.tree == 1 else self.nodes
 
     def start(self, cache: KVCache) -> None:
-        self.shared.start(cache)
+        self.shared_layers.start(cache)
         self.exit.start(cache.batch, cache.capacity)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
@@ -65,14 +65,14 @@ class EarlyExit(AutoregressiveDrafter):
 
     # -- drafting --------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
-        self.shared.begin_round()
+        self.shared_layers.begin_round()
         trees = super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
         for row, tree in zip(rows, trees, strict=True):
-            row.state.read = min(self.shared.nodes, len(tree))
+            row.state.read = min(self.shared_layers.nodes, len(tree))
         return trees
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
-        hidden = self._exit(rows, self.shared.span(trees, depth))
+        hidden = self._exit(rows, self.shared_layers.span(trees, depth))
         return Step(self.exit.logits(hidden)[:, 0], hidden[:, 0])
 
     @torch.inference_mode()
@@ -85,7 +85,7 @@ class EarlyExit(AutoregressiveDrafter):
         while growing:
             # All rows go on by as many nodes at a time: those of a row that stopped are its leaves, then padding.
             stop = at + len(beams[growing[0].slot].newest)
-            span = tree_span(trees, self.shared.starts(len(rows)), self.target.device)
+            span = tree_span(trees, self.shared_layers.starts(len(rows)), self.target.device)
             hidden = self._exit(rows, span.part(at, stop))
             logits = self.exit.logits(hidden)
             growing = [row for row in growing if self._grow(row, beams[row.slot], logits[row.slot], hidden, depth)]
@@ -109,14 +109,14 @@ class EarlyExit(AutoregressiveDrafter):
 
     def _exit(self, rows: Sequence[Row], span: Span) -> Float[Tensor, "batch width hidden"]:
         """The first N layers and those of the exit head over nodes of the trees."""
-        hidden = self.shared.run(span)
+        hidden = self.shared_layers.run(span)
         return self.exit.nodes(hidden, span) if span.offset else self.exit.root(rows, hidden)
 
     # -- verification ----------------------------------------------------------------------------------------------
     def enter(
         self, rows: Sequence[Row], trees: Sequence[TokenTree], span: Span, cache: KVCache
     ) -> tuple[int, Float[Tensor, "batch width hidden"] | None]:
-        return self.shared.resume([row.state.read for row in rows], trees, span, cache)
+        return self.shared_layers.resume([row.state.read for row in rows], trees, span, cache)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         self.exit.commit(row, path, out.taps[self.layers])

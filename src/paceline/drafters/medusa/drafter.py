@@ -100,7 +100,7 @@ class Medusa(AutoregressiveDrafter):
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         last = hidden[self.target.num_layers]
-        # Before a prompt of one token there is nothing: its first draft is a blind guess.
+        # Of a prompt of one token, or one that another request has read, there is nothing: the draft is a blind guess.
         seen = last[-1] if len(last) else last.new_zeros(last.shape[1])
         row.state = MedusaState(seen, self.new_budget() if self.reads_costs else None)
 
