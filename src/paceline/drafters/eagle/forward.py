@@ -131,7 +131,7 @@ class EagleForward:
         self.catch_up(rows)
         news = [self._taken(row) for row in rows]
         cache, counts = self.cache.rows(0, len(rows)), [len(new[0]) for new in news]
-        # Of a prompt of one token, or one that another request has read, there is nothing: a first draft is a blind guess,
+        # Of a prompt of one token, or one that another request has read, there is nothing: it is a blind guess,
         # whose slot the truth gets.
         width = max(1, *counts)
         hidden = [_side_by_side(of_tap, width) for of_tap in zip(*news, strict=True)]
