@@ -154,20 +154,32 @@ class TestRefusals:
             ({"prompt": ""}, "prompt"),
             ({"prompt": [999]}, "token id"),
             ({"max_tokens": 600}, "context"),
-            ({"min_tokens": 30}, "min_new_tokens"),
+            ({"min_tokens": 30}, "min_tokens: 30 are more"),
             ({"logit_bias": {"999": 1}}, "token id"),
             ({"paceline": {"policy": "specdec++:predictor=/etc/passwd"}}, "predictor"),
             ({"stop": ["x"] * 17}, "stop: at most 16"),
             ({"stop": ["x" * 2000]}, "stop: a text of it may have 1000 characters"),
             ({"stop": 5}, "stop: must be a text or a list of texts"),
             ({"logprobs": False}, "logprobs: must be a number here"),
-            ({"stream_options": {"include_usage": True}}, "stream_options needs stream"),
+            ({"stream_options": {"include_usage": True}}, "stream_options: needs stream"),
+            ({"prompt": ["12", 34]}, "prompt: must be a text, token ids, or a list"),
+            ({"prompt": [True]}, "prompt: must be"),
+            ({"max_tokens": "5"}, "max_tokens: Input should be a valid integer"),
+            ({"max_tokens": True}, "max_tokens: "),
+            ({"n": "2"}, "n: "),
+            ({"seed": True}, "seed: "),
+            ({"temperature": False}, "temperature: "),
+            ({"stream": "yes"}, "stream: "),
+            ({"logit_bias": {"x": 1}}, "logit_bias.x: "),
         ],
     )
     def test_the_field_is_named(self, server: Running, more: dict[str, Any], named: str) -> None:
         answer = server.post("/v1/completions", json={"prompt": "abc", **GREEDY, **more})
         assert answer.status_code == 400
-        assert named in answer.json()["error"]["message"]
+        error = answer.json()["error"]
+        assert named in error["message"]
+        field, colon, _ = error["message"].partition(": ")
+        assert error["param"] == (field if colon else None)
 
     @pytest.mark.parametrize(
         ("more", "named"),
@@ -175,6 +187,12 @@ class TestRefusals:
             ({"tool_choice": "required"}, "tool_choice"),
             ({"top_logprobs": 2}, "top_logprobs"),
             ({"messages": []}, "messages"),
+            ({"messages": [{"role": "user"}]}, "messages.0: content is missing"),
+            ({"messages": [{"role": "user", "content": None}]}, "content is missing"),
+            ({"messages": [{"role": "user", "content": []}]}, "messages.0.content: must be a text or a list of parts"),
+            ({"messages": [{"role": "assistant"}]}, "content is missing"),
+            ({"tool_choice": "f"}, "tool_choice: must be none, auto, required or .*, not 'f'"),
+            ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: Field required"),
             (
                 {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
                 "messages.0.content.0",

@@ -28,7 +28,7 @@ def _configured(context: Context, file: Path | None) -> Path | None:
         raise OptionError(f"cannot read the options in {file}: {error}") from error
     values = {key.replace("-", "_"): value for key, value in values.items()}
     known = {str(parameter.name): parameter for parameter in context.command.params}
-    unknown = set(values) - set(known)
+    unknown = set(values) - (set(known) - {"config"})
     require(not unknown, f"{file} has unknown options: {', '.join(sorted(unknown))}")
     for name, value in values.items():
         switch = getattr(known[name], "is_flag", False)

@@ -52,7 +52,8 @@ def make_app(llms: Mapping[str, LLM], settings: Settings) -> FastAPI:
         OptionError: the model has no tokenizer, or drafters cannot work side by side.
     """
     target = next(iter(llms.values())).target
-    context = min(settings.context or target.context, target.context)
+    context = settings.context or target.context
+    require(context <= target.context, f"context must be at most {target.context}, as the model's is, not {context}")
     model = settings.name or target.name
     metrics, desk = Metrics(model), FrontDesk(llms, context)
     worker = Worker(
@@ -237,12 +238,12 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def completions(request: Request, body: CompletionRequest) -> Response:
         prompts = [
             await run_in_threadpool(desk.encode, prompt) if isinstance(prompt, str) else prompt
-            for prompt in body.prompts
+            for prompt in body.prompt
         ]
         require(all(prompts), "prompt: it is empty")
         echoes = [""] * len(prompts)
         if body.echo:
-            echoes = [p if isinstance(p, str) else await run_in_threadpool(desk.decode, p) for p in body.prompts]
+            echoes = [p if isinstance(p, str) else await run_in_threadpool(desk.decode, p) for p in body.prompt]
         return await service.complete(request, body, prompts, [], echoes)
 
     @app.post("/tokenize")

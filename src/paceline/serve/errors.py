@@ -13,7 +13,9 @@ from starlette.exceptions import HTTPException
 from paceline.errors import PacelineError
 from paceline.serve.worker import Closing, QueueFull, RoundFailed
 
-_FORM = re.compile(r"str|list\[.*\]")  # in the place of a fault: which of several forms was tried
+_FORM = re.compile(r"str|list\[.*\]|\[key\]")  # in the place of a fault: which of several forms was tried
+_FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*): ")  # at the beginning of what is said: the field that is meant
+_BY_TYPE = "response_format"  # its form's name stands in the place of a fault, too
 RETRY_AFTER = "1"  # seconds: a round takes far less, an answer seldom more
 
 
@@ -42,7 +44,13 @@ def described(error: Exception) -> tuple[int, dict[str, Any]]:
     """Status and body of an exception; of one that is not paceline's own nothing is told."""
     status, kind = next((status, kind) for cls, status, kind in KINDS if isinstance(error, cls))
     message = str(error) if isinstance(error, PacelineError) else "internal error"
-    return status, error_body(message, kind, status)
+    return status, error_body(message, kind, status, _named(message) if status == 400 else None)
+
+
+def _named(message: str) -> str | None:
+    """The field that a message begins with."""
+    found = _FIELD.match(message)
+    return found[1] if found else None
 
 
 def answer(status: int, body: dict[str, Any]) -> JSONResponse:
@@ -53,13 +61,18 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         nearest = max(error.errors(), key=lambda found: len(found["loc"]))  # of several forms the one that nearly fits
-        where = ".".join(str(part) for part in nearest["loc"][1:] if not _FORM.fullmatch(str(part))) or None
+        place = [str(part) for part in nearest["loc"][1:]]
+        if place[:1] == [_BY_TYPE]:
+            del place[1:2]
+        where = ".".join(part for part in place if not _FORM.fullmatch(part)) or None
         said = nearest["msg"].removeprefix("Value error, ")
         if nearest["type"] == "json_invalid":  # the place is a number of characters, and no field
             where, said = None, f"the body is no JSON: {nearest['ctx']['error']} (character {where})"
         what = "is not supported" if nearest["type"] == "extra_forbidden" else said
+        if nearest["type"] == "missing" and not where:
+            what = "a body is required"
         message = f"{where}: {what}" if where else what
-        return answer(400, error_body(message, "invalid_request_error", 400, where))
+        return answer(400, error_body(message, "invalid_request_error", 400, where or _named(message)))
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> JSONResponse:

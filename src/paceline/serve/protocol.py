@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
@@ -13,13 +14,15 @@ from paceline.serve.tools import calls_grammar
 
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_LOGPROBS = 16, 1000, 128, 20
 
+CHOICES = ("none", "auto", "required")  # of whether tools are called
+
 Tokens = list[Annotated[int, Field(ge=0)]]
 
 
 class Strict(BaseModel):
-    """Refuses what it does not know; null stands for what is left out, as clients send it."""
+    """Refuses what it does not know, and one type for another; null stands for what is left out, as clients send it."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -61,6 +64,31 @@ def _stops(given: Any) -> list[str]:
 def _number(given: Any) -> Any:
     if isinstance(given, bool):
         raise ValueError("must be a number here, not true or false")
+    return given
+
+
+def _prompts(given: Any) -> list[str | list[int]]:
+    prompts = [given] if isinstance(given, str) or _are_ids(given) else given
+    texts = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
+    if not isinstance(prompts, list) or not (texts or all(map(_are_ids, prompts))):
+        raise ValueError("must be a text, token ids, or a list of texts or of token ids")
+    return prompts
+
+
+def _are_ids(given: Any) -> bool:
+    return isinstance(given, list) and all(type(token) is int and token >= 0 for token in given)
+
+
+def _content(given: Any) -> Any:
+    if not isinstance(given, str | list) or given == []:
+        raise ValueError("must be a text or a list of parts")
+    return given
+
+
+def _tool_choice(given: Any) -> Any:
+    if isinstance(given, str) and given not in CHOICES:
+        form = '{"type": "function", "function": {"name": …}}'
+        raise ValueError(f"must be {', '.join(CHOICES)} or {form}, not '{given}'")
     return given
 
 
@@ -115,10 +143,16 @@ class SchemaFormat(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] = ""
+    content: Annotated[str | list[TextPart], BeforeValidator(_content)] = ""
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if "content" not in self.model_fields_set and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is missing")
+        return self
 
     def plain(self) -> dict[str, Any]:
         """As chat templates read it: with the arguments of calls as objects, which clients send as JSON text."""
@@ -166,7 +200,7 @@ class Common(Body):
     repetition_penalty: Annotated[FiniteFloat, Field(gt=0)] = 1.0
     presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] = 0.0
-    logit_bias: dict[int, Annotated[FiniteFloat, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[FiniteFloat, Field(ge=-100, le=100)]] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
     stop: Annotated[list[str], BeforeValidator(_stops)] = []
@@ -178,9 +212,11 @@ class Common(Body):
     paceline: MethodChoice = MethodChoice()
 
     @model_validator(mode="after")
-    def _streams(self) -> Self:
+    def _fits_together(self) -> Self:
         if not self.stream and "stream_options" in self.model_fields_set:
-            raise ValueError("stream_options needs stream: true")
+            raise ValueError("stream_options: needs stream: true")
+        if self.new_tokens is not None and self.min_tokens > self.new_tokens:
+            raise ValueError(f"min_tokens: {self.min_tokens} are more than the answer may have, {self.new_tokens}")
         return self
 
     @property
@@ -217,7 +253,7 @@ class ChatRequest(Common):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     tools: list[Tool] = []
-    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool, BeforeValidator(_tool_choice)] = "auto"
     parallel_tool_calls: bool = True
     response_format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] = TextFormat(
         type="text"
@@ -227,7 +263,7 @@ class ChatRequest(Common):
     @model_validator(mode="after")
     def _logprobs_are_asked_for(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
+            raise ValueError("top_logprobs: needs logprobs: true")
         return self
 
     @model_validator(mode="after")
@@ -240,7 +276,7 @@ class ChatRequest(Common):
         if names and self.tool_choice == "auto" and any(tool.function.strict for tool in self.tools):
             raise ValueError("tools: strict calls need a tool_choice, required or a name")
         if names and self.tool_choice != "none" and self.response_format.type != "text":
-            raise ValueError("response_format cannot be combined with tools, unless tool_choice is none")
+            raise ValueError("response_format: cannot be combined with tools, unless tool_choice is none")
         if self.must_match and (self.min_tokens or self.ignore_eos):
             raise ValueError("response_format and tool_choice say where the answer ends: no min_tokens or ignore_eos")
         return self
@@ -249,7 +285,7 @@ class ChatRequest(Common):
     def uses_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
 
-    @property
+    @cached_property
     def must_match(self) -> dict[str, Any]:
         """Fields of `SamplingParams` that say what the answer must look like."""
         wanted = self.response_format
@@ -277,7 +313,7 @@ class ChatRequest(Common):
 
 
 class CompletionRequest(Common):
-    prompt: str | Tokens | list[str] | list[Tokens]
+    prompt: Annotated[list[str | Tokens], BeforeValidator(_prompts)]  # one or more, each a text or token ids
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_number)] | None = None
     echo: bool = False
@@ -285,18 +321,12 @@ class CompletionRequest(Common):
     @model_validator(mode="after")
     def _prompts_have_no_logprobs(self) -> CompletionRequest:
         if self.echo and self.logprobs is not None:
-            raise ValueError("echo cannot be combined with logprobs: those of the prompt are not computed")
+            raise ValueError("echo: cannot be combined with logprobs, since those of the prompt are not computed")
         return self
 
     @property
     def top(self) -> int | None:
         return self.logprobs
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """One or more, each a text or token ids."""
-        one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
-        return [self.prompt] if one else list(self.prompt)  # type: ignore[list-item, arg-type]
 
 
 class TokenizeRequest(Body):

@@ -139,7 +139,10 @@ class FrontDesk:
         if not asked.speculate:
             policy = POLICIES.parse(PLAIN)
         elif asked.policy:
-            policy = POLICIES.parse(asked.policy)
+            try:
+                policy = POLICIES.parse(asked.policy)
+            except OptionError as error:
+                raise OptionError(f"paceline.policy: {error}") from error
             policy.check_remote("paceline.policy: ")
         changed = (policy, verifier) != (llm.policy, llm.verifier)
         return name, LLM(llm.target, llm.drafter, policy, verifier) if changed else llm

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from paceline.errors import require
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # as browsers send it
 
 
 @dataclass(frozen=True)
@@ -46,5 +49,8 @@ class Settings:
             require(getattr(self, name) >= 0, f"{name} must not be below 0")
         require(all(key.strip() for key in self.keys), "an API key must not be empty")
         require(all(key.isascii() for key in self.keys), "an API key has ASCII characters only: others cannot be sent")
+        for origin in self.origins:
+            told = f"an origin is * or as in https://example.org:8080, not '{origin}'"
+            require(origin in ("*", "null") or _ORIGIN.fullmatch(origin) is not None, told)
         for name in ("timeout", "drain", "body"):
             require(0 < getattr(self, name) < inf, f"{name} must be above 0, and finite")
