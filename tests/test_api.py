@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +70,9 @@ class TestLoad:
             ("prompt-lookup:n=3", None, "no option 'n=3'"),
             ("prompt-lookup:ngram=x", None, "must be int"),
             ("none", "fixed:k=-1", "k must be >= 0"),
+            ("trigram+fixed", "fixed:k=2", "the policy is given twice, as fixed and as fixed:k=2"),
+            ("trigram+", None, "unknown policy ''"),
+            ("trigram", 5, "a policy is its name, not 5"),
             ("eagle:head=/nowhere", None, "eagle: head: there is no /nowhere"),
             ("trigram:guide=/nowhere", None, "trigram: guide: there is no /nowhere"),
         ],
@@ -79,6 +83,19 @@ class TestLoad:
         monkeypatch.setattr("paceline.api.load_target", lambda *_, **__: pytest.fail("loaded"))
         with pytest.raises(OptionError, match=message):
             paceline.load("smollm2-135m", drafter=drafter, policy=policy)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"verifier": "x"}, "unknown verifier 'x'"),
+            ({"exact": "no"}, "exact must be True, False or None, not 'no'"),
+            ({"drafter": lambda target: 5}, "a function of the target gives a drafter, not 5"),
+            ({"tokenizer": 5}, "a tokenizer is one of transformers', not 5"),
+        ],
+    )
+    def test_bad_options(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(OptionError, match=message):
+            paceline.load(small_llama(), **{"drafter": "none", **options})
 
     def test_exact(self, tiny_model_dir: Path) -> None:
         assert not paceline.load(str(tiny_model_dir), exact=False).target.exact
@@ -191,6 +208,12 @@ class TestGenerate:
             ((1, "a"), {}, OptionError, "must be token ids"),
             (torch.ones(1, 3, dtype=torch.long), {}, OptionError, "must be token ids"),
             ([torch.tensor(1)], {}, OptionError, "not Tensor"),
+            ([True], {}, OptionError, "must be token ids, not True or False"),
+            ([{"role": "user"}], {}, OptionError, "a message has a role and a content"),
+            ([{"role": "user", "content": "x"}, 5], {}, OptionError, "a message has a role and a content"),
+            ("\ud800", {}, OptionError, "one half of a surrogate pair"),
+            ("x", {"ignore_eos": "false"}, OptionError, "ignore_eos must be True or False, not 'false'"),
+            ("x", {"chat": "no"}, OptionError, "chat must be True, False or None, not 'no'"),
             ("x", {"prediction": ["x"]}, OptionError, "a prediction that is no text must be token ids"),
             ("x", {"batch": 1.5}, OptionError, "batch must be a whole number"),
             ("x", {"eos": [999]}, OptionError, r"token id \[999\] is outside"),
@@ -211,10 +234,6 @@ class TestGenerate:
         with pytest.raises(error, match=message) as raised:
             llm.generate(prompt, **options)
         assert "\n" not in str(raised.value)
-
-    def test_unknown_verifier(self, llm: LLM) -> None:
-        with pytest.raises(OptionError, match="unknown verifier 'hope'"):
-            paceline.load(small_llama(), verifier="hope").generate([1, 2])
 
 
 class TestStream:

@@ -13,12 +13,13 @@ import torch
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.grammar import GrammarState, json_grammar, lark_grammar, new_matcher
-from paceline.decoding.request import Request
+from paceline.decoding.request import Request, check_verifier
 from paceline.decoding.sampling import SamplingParams, token_ids
 from paceline.decoding.text import TextStream
 from paceline.drafters import DRAFTERS
 from paceline.drafters.dispatch import Dispatch
 from paceline.drafters.sharing import shared
+from paceline.drafting.base import Drafter
 from paceline.drafting.shared_texts import REQUEST
 from paceline.errors import OptionError, first_line, require
 from paceline.files import at_home
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from paceline.decoding.logprobs import Logprob
     from paceline.decoding.stats import Stats
-    from paceline.drafting.base import Drafter
     from paceline.profiling.tuned import Tuned
 
 #: Options of `load` that say where a model comes from and how its weights are held: see `sources.load_model`.
@@ -176,8 +176,10 @@ class LLM:
         ]
 
     def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
-        """Token ids of a prompt; raises OptionError when it is empty, or the chat template refuses it."""
+        """Token ids of a prompt; raises OptionError when it is empty, no text, or the chat template refuses it."""
+        require(chat is None or isinstance(chat, bool), f"chat must be True, False or None, not {chat!r}")
         if isinstance(prompt, str):
+            _refuse_halves(prompt)
             require(bool(prompt.strip()), "the prompt is empty")
             if not (bool(self.tokenizer.chat_template) if chat is None else chat):
                 return cast("list[int]", self.tokenizer.encode(prompt))
@@ -185,6 +187,8 @@ class LLM:
         parts = _parts(prompt)
         if isinstance(parts[0], dict):
             require(bool(self.tokenizer.chat_template), "this model's tokenizer has no chat template")
+            for message in parts:
+                require(_is_message(message), f"a message has a role and a content, which {message!r} has not")
             try:
                 ids = self.tokenizer.apply_chat_template(parts, add_generation_prompt=True, return_dict=False)
             except Exception as error:  # a template may refuse anything, in its own words
@@ -286,8 +290,10 @@ def load(
         ModelError: the model cannot be found, fetched or used.
     """
     drafter = shared(drafter, share)
+    check_verifier(verifier)  # refuse what is wrong before a model is loaded
+    require(exact is None or isinstance(exact, bool), f"exact must be True, False or None, not {exact!r}")
     if isinstance(drafter, str):
-        parse_method(drafter, policy)  # refuse bad names before a model is loaded
+        parse_method(drafter, policy)
     unknown = sorted(set(source) - SOURCE)
     require(not unknown, f"load has no option {', '.join(unknown)}; there are {', '.join(sorted(SOURCE))}")
     if isinstance(model, str | PathLike):
@@ -295,10 +301,17 @@ def load(
         target = load_target(str(model), dtype=dtype, device=device, tier=tier, exact=exact, **source)
     else:
         require(callable(model) and hasattr(model, "config"), f"a model is its name or a loaded model, not {model!r}")
+        check_tokenizer(tokenizer)
         require(not source, f"{', '.join(source)}: only of models that are loaded by name")
         _refuse_change(model, dtype, device)
         target = make_target(model, tokenizer, "reference" if tier == AUTO else tier, exact)
     return _assemble(target, drafter, policy, verifier, None if fresh else tuned_for(target))
+
+
+def check_tokenizer(tokenizer: object) -> None:
+    """Raises OptionError for what is neither a tokenizer nor None."""
+    is_one = tokenizer is None or callable(getattr(tokenizer, "get_vocab", None))
+    require(is_one, f"a tokenizer is one of transformers', not {tokenizer!r}")
 
 
 def _refuse_change(model: PreTrainedModel, dtype: torch.dtype | str | None, device: str | torch.device) -> None:
@@ -320,14 +333,16 @@ def _refuse_method(options: Mapping[str, object]) -> None:
 
 def parse_method(drafter: str, policy: str | None = None) -> tuple[Spec, Spec]:
     """The drafter and policy that the strings name; raises OptionError when they are unknown or have bad options."""
-    if policy is None:
-        drafter, policy = split_method(drafter, POLICIES.__contains__)
+    require(policy is None or isinstance(policy, str), f"a policy is its name, not {policy!r}")
+    drafter, own = split_method(drafter, POLICIES.__contains__)
+    require(own is None or policy is None, f"the policy is given twice, as {own} and as {policy}")
+    policy = own if policy is None else policy
     chosen = DRAFTERS.parse(drafter)
     for option in getattr(chosen.cls, "files", ()):  # of another package's class, too
         named = chosen.options.get(option)
         there = named in (None, "auto", "none") or at_home(named).exists()
         require(there, f"{drafter.partition(':')[0]}: {option}: there is no {named}")
-    spec = POLICIES.parse(policy or chosen.cls.default_policy)
+    spec = POLICIES.parse(chosen.cls.default_policy if policy is None else policy)
     spec.build()  # values are checked now, not at the first request
     return chosen, spec
 
@@ -345,10 +360,25 @@ def _assemble(
     else:
         require(callable(drafter), f"a drafter is its name, or a function of the target, not {drafter!r}")
         built = drafter(target)
+        require(isinstance(built, Drafter), f"a function of the target gives a drafter, not {built!r}")
         rule = POLICIES.parse(policy or built.default_policy)
     llm = LLM(target, built, rule, verifier, tuned)
     llm.new_policy()  # what cannot run together is refused now, not at the first request
     return llm
+
+
+def _is_message(message: object) -> bool:
+    """Calls of tools need no content."""
+    said = isinstance(message, dict) and (message.get("content") is not None or bool(message.get("tool_calls")))
+    return said and "role" in cast("dict[str, Any]", message)
+
+
+def _refuse_halves(text: str) -> None:
+    """Raises OptionError for a text with half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise OptionError("the prompt has one half of a surrogate pair") from None
 
 
 def _is_batch(prompt: object) -> bool:

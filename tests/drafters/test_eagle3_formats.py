@@ -215,7 +215,9 @@ class TestWriting:
         assert not (tmp_path / "original").exists()
 
     def test_a_token_that_is_added_has_no_layout(self, target: Target, tmp_path: Path) -> None:
-        with told(OptionError, "no public layout has a head that adds the token to the state"):
+        with told(
+            OptionError, "no public layout has a place .* --token added or --shallow, .* name another with --head"
+        ):
             write_eagle3(Eagle3Head.from_target(target.model, token="added"), target, tmp_path / "out", "vllm")
 
 

@@ -168,9 +168,9 @@ class MethodOptions:
 
     def parts(self) -> tuple[str, str | None]:
         """Drafter and policy as written, whichever option the policy came by."""
-        if self.policy is not None:
-            return self.drafter, self.policy
-        return split_method(self.drafter, POLICIES.__contains__)
+        drafter, own = split_method(self.drafter, POLICIES.__contains__)
+        require(own is None or self.policy is None, f"the policy is given twice, as {own} and as {self.policy}")
+        return drafter, own if self.policy is None else self.policy
 
     def label(self, llm: LLM) -> str:
         """The method in full: `drafter+policy`."""

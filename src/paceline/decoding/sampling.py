@@ -112,6 +112,7 @@ class SamplingParams:
             made[name] = whole_number(name, getattr(self, name), none=name in ("seed", "logprobs"))
         for name in REALS:
             made[name] = _real_number(name, getattr(self, name))
+        require(isinstance(self.ignore_eos, bool), f"ignore_eos must be True or False, not {self.ignore_eos!r}")
         stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop
         texts = isinstance(stop, Sequence) and all(isinstance(text, str) for text in stop)
         require(texts, f"stop must be a text or some texts, not {self.stop!r}")
@@ -166,7 +167,9 @@ def token_ids(name: str, given: Any) -> list[int]:
     """As a list of ints. Raises OptionError for what is none."""
     try:
         require(not isinstance(given, str | bytes), f"{name} must be token ids, not {given!r}")
-        return [operator.index(token) for token in given]
+        tokens = list(given)
+        require(not any(isinstance(token, bool) for token in tokens), f"{name} must be token ids, not True or False")
+        return [operator.index(token) for token in tokens]
     except TypeError as error:
         shown = repr(given)
         kind = shown if len(shown) < 60 else type(given).__name__

@@ -20,8 +20,8 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 
-from paceline.api import LLM, load, parse_method
-from paceline.decoding.request import Request
+from paceline.api import LLM, check_tokenizer, load, parse_method
+from paceline.decoding.request import Request, check_verifier
 from paceline.errors import OptionError, require
 from paceline.integrations.caller import asked_of_generate, refuse_assistants
 from paceline.integrations.padded import BatchRow, Stopping
@@ -68,8 +68,11 @@ class CustomGenerate:
         streamer: BaseStreamer | None = None,
         verifier: str = "auto",
     ) -> None:
+        require(isinstance(drafter, str) or callable(drafter), f"a drafter is its name or a function, not {drafter!r}")
         if isinstance(drafter, str):
             parse_method(drafter, policy)
+        check_verifier(verifier)
+        check_tokenizer(tokenizer)
         self.drafter, self.policy, self.verifier = drafter, policy, verifier
         self.tokenizer, self.streamer = tokenizer, streamer
         self.stats: list[Stats] = []

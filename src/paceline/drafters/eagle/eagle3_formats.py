@@ -183,8 +183,9 @@ def write_eagle3(head: Eagle3Head, target: Target, out: Path, layout: Layout, dt
         DiskFull: there is no room.
     """
     made = head.config
-    require(head.token_in is None, "no public layout has a head that adds the token to the state (--token added)")
-    require(not head.shallow, "no public layout has a head that reads the token's own state (--shallow)")
+    public = head.token_in is None and not head.shallow
+    other = "trained with --token added or --shallow, as the default model's is: name another with --head"
+    require(public, f"no public layout has a place for this EAGLE-3 head, {other}")
     if layout == "original":
         plain = made.layers == 1 and not made.norm_first and made.taps == default_taps(target.num_layers)
         require(plain, "the original EAGLE-3 has one layer, whose state passes by unnormed, and taps of its own choice")

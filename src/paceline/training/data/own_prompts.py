@@ -71,7 +71,8 @@ def own_prompts(
                 if len(found) == count:
                     return
     if not found:
-        raise DataError(f"in {most} attempts the model wrote no message that ended: it may be no chat model")
+        why = f"it may be no chat model, or {max_new_tokens} tokens are too few"
+        raise DataError(f"in {most} attempts the model wrote no message that ended: {why}")
 
 
 def _ended(output: Output, place: Place) -> bool:
