@@ -41,6 +41,14 @@ def half(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_what_fails_leaves_no_folder_either(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ValueError, match="no"), whole(tmp_path / "old" / "new" / "newer" / "file"):
+        raise ValueError("no")
+    assert list(tmp_path.iterdir()) == [tmp_path / "old"]
+    assert list((tmp_path / "old").iterdir()) == []
+
+
 @pytest.mark.parametrize("there", ["folder", "file"])
 def test_what_cannot_be_written_is_called_as_users_call_it(tmp_path: Path, there: str) -> None:
     path = tmp_path / ("x" * 250 if there == "file" else "folder")  # a name that is too long with more letters

@@ -40,6 +40,7 @@ def whole(path: Path, then: str = "give the command again") -> Iterator[Path]:
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    new = [folder for folder in path.parents if not folder.exists()]  # the deepest first
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")  # one that a kill left is written over
     try:
@@ -60,6 +61,9 @@ def whole(path: Path, then: str = "give the command again") -> Iterator[Path]:
     finally:
         with suppress(OSError):  # what failed is told already
             partial.unlink()
+        with suppress(OSError):  # others may have put something there
+            for folder in () if path.exists() else new:
+                folder.rmdir()
 
 
 @contextmanager

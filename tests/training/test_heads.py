@@ -280,6 +280,14 @@ def test_the_gradient_ends_at_the_head(kind: str, tiny_model_dir: Path, tiny_dat
         assert weight.grad is not None, name
 
 
+def test_nothing_to_go_on_with_is_told(
+    tiny_model_dir: Path, tiny_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As for a folder that was named wrongly."""
+    trainer(assembled("eagle", tiny_model_dir, tiny_data), tmp_path / "other", resume=True)
+    assert "nothing to go on with in" in caplog.text
+
+
 @pytest.mark.parametrize(("kind", "weight"), [("medusa", 0.0), ("eagle", 0.2)])
 def test_resumed_is_uninterrupted(
     kind: str, weight: float, tiny_model_dir: Path, tiny_data: Path, tmp_path: Path

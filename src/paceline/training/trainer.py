@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from paceline.training.data.dataset import Dataset
     from paceline.training.task import Player, Task
+
+log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ class Trainer:
         self.step = self.checkpoints.restore(task.module, self.optimizer) if resume else 0
         if not resume:
             self.checkpoints.check_new()
+        elif not self.step and accelerator.is_main_process:
+            log.warning("There is nothing to go on with in %s: the training begins.", out)
         for weight in chain(*self.learning.values()):  # processes may have rounded a start of their own
             weight.data = broadcast(weight.data)
         self.log = Log(out, self.step) if accelerator.is_main_process else None
