@@ -20,7 +20,7 @@ Stage = Callable[[str, int], Callable[[int], object]]
 
 SOURCES = Path(__file__).parent
 # Compiled for every instruction set, those that take longest last; and once for any machine. Those in one row are
-# compiled together: half of the time that each takes alone goes into reading the compiler's own headers.
+# compiled together: each would read the compiler's own headers anew, which takes long.
 KERNELS = (
     ("gemm.cpp", "attention.cpp", "amx.cpp", "amx_blocks.cpp", "bfloat16.cpp"),
     ("roofline.cpp", "pass.cpp", "experts.cpp", "rows.cpp", "likeliest.cpp", "guide.cpp"),
