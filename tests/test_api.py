@@ -211,7 +211,7 @@ class TestGenerate:
             ([True], {}, OptionError, "must be token ids, not True or False"),
             ([{"role": "user"}], {}, OptionError, "a message has a role and a content"),
             ([{"role": "user", "content": "x"}, 5], {}, OptionError, "a message has a role and a content"),
-            ("\ud800", {}, OptionError, "one half of a surrogate pair"),
+            ("\ud800", {}, OptionError, "the prompt is not valid UTF-8"),
             ("x", {"ignore_eos": "false"}, OptionError, "ignore_eos must be True or False, not 'false'"),
             ("x", {"chat": "no"}, OptionError, "chat must be True, False or None, not 'no'"),
             ("x", {"prediction": ["x"]}, OptionError, "a prediction that is no text must be token ids"),

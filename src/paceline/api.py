@@ -21,7 +21,7 @@ from paceline.drafters.dispatch import Dispatch
 from paceline.drafters.sharing import shared
 from paceline.drafting.base import Drafter
 from paceline.drafting.shared_texts import REQUEST
-from paceline.errors import OptionError, first_line, require
+from paceline.errors import OptionError, check_text, first_line, require
 from paceline.files import at_home
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
@@ -179,8 +179,7 @@ class LLM:
         """Token ids of a prompt; raises OptionError when it is empty, no text, or the chat template refuses it."""
         require(chat is None or isinstance(chat, bool), f"chat must be True, False or None, not {chat!r}")
         if isinstance(prompt, str):
-            _refuse_halves(prompt)
-            require(bool(prompt.strip()), "the prompt is empty")
+            require(bool(check_text(prompt).strip()), "the prompt is empty")
             if not (bool(self.tokenizer.chat_template) if chat is None else chat):
                 return cast("list[int]", self.tokenizer.encode(prompt))
             prompt = [{"role": "user", "content": prompt}]
@@ -371,14 +370,6 @@ def _is_message(message: object) -> bool:
     """Calls of tools need no content."""
     said = isinstance(message, dict) and (message.get("content") is not None or bool(message.get("tool_calls")))
     return said and "role" in cast("dict[str, Any]", message)
-
-
-def _refuse_halves(text: str) -> None:
-    """Raises OptionError for a text with half of a surrogate pair, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise OptionError("the prompt has one half of a surrogate pair") from None
 
 
 def _is_batch(prompt: object) -> bool:

@@ -79,6 +79,17 @@ def require(condition: bool, message: str) -> None:
         raise OptionError(message)
 
 
+def check_text(text: str, what: str = "prompt") -> str:
+    """The text. Raises OptionError for one with surrogates, which no tokenizer takes: Python hides bytes of the command
+    line in them that are not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"the {what} is not valid UTF-8") from error
+    return text
+
+
 def first_line(error: object) -> str:
     """The first line of an error, or of its text, with the second where it only leads to that; its type where it has
     none.

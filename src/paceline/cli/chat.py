@@ -11,8 +11,7 @@ from typer import Option
 
 from paceline.cli.console import summary, write
 from paceline.cli.options import MethodOptions, ModelOptions, Sampling, grouped
-from paceline.cli.prompt import check_text
-from paceline.errors import ContextOverflow, PacelineError, require
+from paceline.errors import ContextOverflow, PacelineError, check_text, require
 
 if TYPE_CHECKING:
     from paceline.api import LLM

@@ -12,8 +12,8 @@ from typer import Argument, Option
 from paceline.cli.compare import compare_runs, show_comparison
 from paceline.cli.console import as_result, print_json, summary, write
 from paceline.cli.options import MethodOptions, ModelOptions, Sampling, grouped, new_file
-from paceline.cli.prompt import check_text, read_prompt
-from paceline.errors import OptionError
+from paceline.cli.prompt import read_prompt
+from paceline.errors import OptionError, check_text
 
 
 @grouped

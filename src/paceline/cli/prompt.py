@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paceline.errors import OptionError, require
+from paceline.errors import OptionError, check_text, require
 
 
 def read_prompt(argument: str | None, file: str | None, what: str = "prompt") -> str:
@@ -22,15 +22,6 @@ def read_prompt(argument: str | None, file: str | None, what: str = "prompt") ->
     text = argument if argument is not None else _read(str(file), what)
     require(bool(text.strip()), f"the {what} is empty")
     return check_text(text, what)
-
-
-def check_text(text: str, what: str = "prompt") -> str:
-    """Python hides bytes of the command line that are not UTF-8 in surrogates, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise OptionError(f"the {what} is not valid UTF-8") from error
-    return text
 
 
 def _read(file: str, what: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -29,9 +30,8 @@ Hidden = dict[int, Float[Tensor, "tokens hidden"]]
 class Seat(Part):
     """A request as one of the drafters sees it: with a row of that drafter's own."""
 
-    def __init__(self, row: Row, shared: bool) -> None:
-        super().__init__(row)
-        self.policy = row.policy  # the request's own: nobody else asks it, but for a prediction's seat
+    def __init__(self, row: Row, policy: Any, shared: bool) -> None:
+        super().__init__(row, policy)
         self.row, self.shared = row, shared
         self.place = 0  # in the drafter's own buffers
 
@@ -49,7 +49,9 @@ class Desk:
         self.started, self.closed = False, False
 
     def join(self, row: Row, hidden: Hidden) -> None:
-        seat = Seat(row, self.shared)
+        # The request's own policy is asked by one drafter alone; what is predicted is drafted as far as may be.
+        policy = Fixed(k=row.policy.limit) if self.name == Prediction.source else row.policy
+        seat = Seat(row, policy, self.shared)
         seat.place = len(self.seats)
         self.drafter.begin(seat, hidden)
         self.seats.append(seat)
@@ -170,8 +172,6 @@ class Dispatch(Drafter):
             if not self.desks[name].closed:
                 with self.desks[name].guarded("a prompt"):
                     self.desks[name].join(row, hidden)
-        if seat := row.state.get(Prediction.source):
-            seat.policy = Fixed(k=row.policy.limit)  # the request's own is asked about its drafter
         self._rows += 1
 
     def end(self, row: Row) -> None:

@@ -91,7 +91,10 @@ class Merge(TreeDrafter):
             part.start(cache)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        memory = [self.free[at].remember(row) if at in self.free else Part(row) for at in range(len(self.parts))]
+        memory = [
+            self.free[at].remember(row) if at in self.free else Part(row, deepcopy(row.policy))
+            for at in range(len(self.parts))
+        ]
         gates = {at: Gate(before) for at, before in self.known.items()} if self.auto else None
         row.state = state = MergeState(memory, self.new_budget() if self.auto else None, gates)
         for at, part in enumerate(self.parts):
@@ -234,10 +237,9 @@ def _named(drafters: str, target: Target) -> list[Drafter]:
 class Part:
     """A request as one of the merged drafters sees it: with a state, a tree and a policy of its own."""
 
-    def __init__(self, row: Row) -> None:
-        self._row = row
+    def __init__(self, row: Row, policy: Any) -> None:
+        self._row, self.policy = row, policy
         self.state: Any = None
-        self.policy = deepcopy(row.policy)
         self.asked = True
         self.tree: TokenTree
         self.places: list[int]  # where the merged tree has the nodes of `tree`

@@ -36,16 +36,9 @@ class SharedLayers:
     def begin_round(self) -> None:
         self._left, self.nodes = [], 0
 
-    def span(self, trees: Sequence[TokenTree], depth: int) -> Span:
-        """Of the last nodes of chains. A row that stopped has its last token run again further on, where nothing sees
-        it.
-        """
-        ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
-        return Span(ids, self.starts(len(trees)), offset=depth)
-
     def starts(self, rows: int) -> np.ndarray:
         """Where the trees of the first rows begin in the cache."""
-        starts: np.ndarray = self.cache.lengths[:rows].copy()
+        starts: np.ndarray = self.cache.lengths[:rows]
         return starts
 
     def run(self, span: Span) -> Float[Tensor, "batch width hidden"]:

@@ -156,6 +156,14 @@ class TokenTree:
         return any(q is not None for q in self.q)
 
 
+def last_nodes(trees: Sequence[TokenTree], lengths: np.ndarray, depth: int, device: torch.device) -> Span:
+    """A drafter's pass over the last nodes of chains that are `depth` long. A row that stopped earlier has its last
+    token run again further on, where nothing sees it.
+    """
+    ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=device)
+    return Span(ids, lengths.copy(), offset=depth)
+
+
 def tree_span(trees: Sequence[TokenTree], lengths: np.ndarray, device: torch.device) -> Span:
     """The verification pass over one tree a row, padded to the widest.
 

@@ -134,9 +134,8 @@ class TraceRecorder(Drafter):
             one.drafter.start(cache)
 
     def begin(self, row: Row, hidden: dict[int, Tensor]) -> None:
-        row.state = [Part(row) for _ in self.heard]
+        row.state = [Part(row, Listener()) for _ in self.heard]
         for one, view in zip(self.heard, row.state, strict=True):
-            view.policy = Listener()
             one.begin(view, hidden)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PlainValidator, model_validator
 
 from paceline.files import read_json
 from paceline.serve.tools import calls_grammar
 
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_LOGPROBS = 16, 1000, 128, 20
 
-CHOICES = ("none", "auto", "required")  # of whether tools are called
-
+Choice = Literal["none", "auto", "required"]  # of whether tools are called
 Tokens = list[Annotated[int, Field(ge=0)]]
 
 
@@ -68,6 +67,7 @@ def _number(given: Any) -> Any:
 
 
 def _prompts(given: Any) -> list[str | list[int]]:
+    """One or more, each a text or token ids."""
     prompts = [given] if isinstance(given, str) or _are_ids(given) else given
     texts = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
     if not isinstance(prompts, list) or not (texts or all(map(_are_ids, prompts))):
@@ -86,9 +86,9 @@ def _content(given: Any) -> Any:
 
 
 def _tool_choice(given: Any) -> Any:
-    if isinstance(given, str) and given not in CHOICES:
+    if isinstance(given, str) and given not in get_args(Choice):
         form = '{"type": "function", "function": {"name": …}}'
-        raise ValueError(f"must be {', '.join(CHOICES)} or {form}, not '{given}'")
+        raise ValueError(f"must be {', '.join(get_args(Choice))} or {form}, not '{given}'")
     return given
 
 
@@ -253,7 +253,7 @@ class ChatRequest(Common):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     tools: list[Tool] = []
-    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool, BeforeValidator(_tool_choice)] = "auto"
+    tool_choice: Annotated[Choice | NamedTool, BeforeValidator(_tool_choice)] = "auto"
     parallel_tool_calls: bool = True
     response_format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] = TextFormat(
         type="text"
@@ -313,7 +313,7 @@ class ChatRequest(Common):
 
 
 class CompletionRequest(Common):
-    prompt: Annotated[list[str | Tokens], BeforeValidator(_prompts)]  # one or more, each a text or token ids
+    prompt: Annotated[list[str | Tokens], PlainValidator(_prompts, str | Tokens | list[str] | list[Tokens])]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_number)] | None = None
     echo: bool = False

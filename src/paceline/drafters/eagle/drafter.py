@@ -22,7 +22,7 @@ from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.shared_layers import SharedLayers
 from paceline.drafting.text_vocabulary import TextVocabulary
-from paceline.drafting.tree import TokenTree, tree_span
+from paceline.drafting.tree import TokenTree, last_nodes, tree_span
 from paceline.drafting.tree_drafter import max_candidates
 from paceline.errors import require
 from paceline.policies.sureness import Sureness
@@ -147,12 +147,12 @@ class Eagle(AutoregressiveDrafter):
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         if self._text:
             self._text.read(rows)
-        if not self.shared_layers:
-            return super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
-        self.shared_layers.begin_round()
+        if self.shared_layers:
+            self.shared_layers.begin_round()
         trees = super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
-        for row, tree in zip(rows, trees, strict=True):
-            row.state.read = min(self.shared_layers.nodes, len(tree))
+        if self.shared_layers:
+            for row, tree in zip(rows, trees, strict=True):
+                row.state.read = min(self.shared_layers.nodes, len(tree))
         return trees
 
     def enter(
@@ -167,13 +167,13 @@ class Eagle(AutoregressiveDrafter):
         return self._text.of(row.slot) if self._text else self.tokens
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
-        tokens = self.shared_layers.run(self.shared_layers.span(trees, depth)) if self.shared_layers else None
+        tokens, device = None, self.target.device
+        if self.shared_layers:
+            tokens = self.shared_layers.run(last_nodes(trees, self.shared_layers.starts(len(rows)), depth, device))
         if depth == 0:
             made = self.forward.roots(rows, tokens)
         else:
-            # A row that stopped has its last token run again further on, where nothing sees it.
-            ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
-            span = Span(ids, self.forward.starts(len(rows)), offset=depth)
+            span = last_nodes(trees, self.forward.starts(len(rows)), depth, device)
             made = self.forward.nodes(self._states, span, tokens)
         self._states = made.states
         return Step(self._logits(made)[:, 0], made.states[:, 0], self._told(made))

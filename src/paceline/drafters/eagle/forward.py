@@ -52,7 +52,7 @@ class EagleForward:
 
     Attributes:
         taps: which of the target's hidden states it reads.
-        shallow: of which of them the next token comes in as its own; None: it comes in as its embedding.
+        shallow: of which of them the next token comes in as its own; 0: it comes in as its embedding.
         count: decoder layers.
         layers: the head's own, behind the block view: its final norm and, unless these are all of the target's, the
             rows of its output matrix come with them.
@@ -65,7 +65,7 @@ class EagleForward:
         self.state_norm: nn.Module = nn.Identity()  # and of the state that passes by it, where that is normed
         self.token_in: Callable[[Tensor], Tensor] | None = None  # where the token is added to the state
         self.taps = fused = head.reads or (target.num_layers,)
-        self.shallow = head.shallow or None
+        self.shallow = head.shallow
         if isinstance(head, Eagle3Head):
             fused, self.token_norm = tuple(head.config.taps), head.entry_norm
             if head.token_in is not None:
@@ -189,7 +189,6 @@ class EagleForward:
 
     def _tokens(self, taken: Taps, after: Float[Tensor, "1 hidden"]) -> Float[Tensor, "tokens hidden"]:
         """The own states of the tokens that follow those taken; `after`: of the last of them."""
-        assert self.shallow is not None
         return torch.cat([taken[self.taps.index(self.shallow)][1:], after])
 
     def _read(

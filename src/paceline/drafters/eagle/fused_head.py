@@ -245,9 +245,7 @@ class Eagle3Head(SteppingHead):
         return functional.embedding(ids, self.embedding).to(states.dtype)
 
     def _read(self, states: Float[Tensor, "*rows read"], tap: int) -> Float[Tensor, "*rows hidden"]:
-        size = self.fc.out_features
-        at = size * self.reads.index(tap)
-        return states[..., at : at + size]
+        return of_tap(states, self.reads, tap, self.fc.out_features)
 
     def normed(self, states: Float[Tensor, "*rows taps*hidden"]) -> Float[Tensor, "*rows taps*hidden"]:
         """Each tap's states by themselves, of root mean square 1: taps differ tenfold in size, which training minds."""
@@ -274,6 +272,14 @@ class Eagle3Head(SteppingHead):
         """Parameters, all of them trained, by part: `fc`, `layers` with their norms; and their `total`."""
         fc, total = (sum(weight.numel() for weight in part.parameters()) for part in (self.fc, self))
         return {"fc": fc, "layers": total - fc, "total": total}
+
+
+def of_tap(
+    states: Float[Tensor, "*rows read"], taps: Sequence[int], tap: int, size: int
+) -> Float[Tensor, "*rows hidden"]:
+    """Of states that stand side by side, in the order of `taps`, those of one."""
+    at = size * taps.index(tap)
+    return states[..., at : at + size]
 
 
 def default_taps(layers: int, shallow: int = 0) -> list[int]:

@@ -15,7 +15,7 @@ from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.shared_layers import SharedLayers
-from paceline.drafting.tree import TokenTree, tree_span
+from paceline.drafting.tree import TokenTree, last_nodes, tree_span
 from paceline.errors import require
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
@@ -72,7 +72,8 @@ class EarlyExit(AutoregressiveDrafter):
         return trees
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
-        hidden = self._exit(rows, self.shared_layers.span(trees, depth))
+        span = last_nodes(trees, self.shared_layers.starts(len(rows)), depth, self.target.device)
+        hidden = self._exit(rows, span)
         return Step(self.exit.logits(hidden)[:, 0], hidden[:, 0])
 
     @torch.inference_mode()

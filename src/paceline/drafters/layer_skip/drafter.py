@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from paceline.drafters.layer_skip.skip_set import SkipSet
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
-from paceline.drafting.tree import TokenTree
+from paceline.drafting.tree import TokenTree, last_nodes
 from paceline.errors import UnsupportedModel
 from paceline.targets.cache import KVCache
-from paceline.targets.span import Span
 from paceline.targets.target import Target
 
 
@@ -42,9 +39,8 @@ class LayerSkip(AutoregressiveDrafter):
         self.cache = cache
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
-        ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=self.target.device)
         cache = self.cache.rows(0, len(rows))
-        span = Span(ids, cache.lengths.copy(), offset=depth)
+        span = last_nodes(trees, cache.lengths, depth, self.target.device)
         hidden = self.target.embed(span)
         hidden = self.target.layers(hidden, span, cache, 0, self.target.num_layers, self.skip.sublayers)
         return Step(self.target.head(hidden)[:, 0], hidden[:, 0])

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.drafters.eagle.fused_head import of_tap
 from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
 from paceline.errors import DataError
 from paceline.training.data.dataset import IGNORE, Batch, Dataset
@@ -78,7 +79,7 @@ def fit_eagle3(head: Eagle3Head, frozen: HiddenStates, data: Dataset, samples: S
     for batch, asked in _learnt(data, samples, head.fc.weight.device, 1):
         given = frozen(batch).float()
         follows = ahead(given[..., -size:], 1, 0.0)[asked]
-        squares, seen = follows.square().mean(), given[..., : max(size, given.shape[-1] - size)]
+        squares, seen = follows.square().mean(), given[..., :-size]
         entered = head.of_taps(seen[asked])
         if head.token_in is not None:
             token = head.entry_norm(ahead(head.tokens_in(seen, batch.ids), 1, 0.0)[asked].float())
@@ -111,7 +112,7 @@ def fit_entry(
     fused, token = Regression(head.fc.in_features, size, device), Regression(size, size, device)
     for batch, asked in _learnt(data, samples, device, 1):
         given = frozen(batch).float()
-        ours, theirs = (torch.cat([_of(given, taps, tap, size) for tap in one.reads], -1) for one in (head, before))
+        ours, theirs = (torch.cat([of_tap(given, taps, tap, size) for tap in one.reads], -1) for one in (head, before))
         states = head.of_taps(ours)[asked]
         enough = fused.add(states if head.token_in is None else head.normed(states), before.fused(theirs)[asked])
         if head.token_in is not None and before.token_in is not None:
@@ -122,11 +123,6 @@ def fit_entry(
     head.fc.weight.copy_(fused.solve())
     if head.token_in is not None:
         head.token_in.weight.copy_(token.solve())
-
-
-def _of(given: Tensor, taps: Sequence[int], tap: int, size: int) -> Tensor:
-    at = size * taps.index(tap)
-    return given[..., at : at + size]
 
 
 @torch.no_grad()
