@@ -200,8 +200,9 @@ class Engine(RunningBatch):
             width = span.tokens if self.target.packs else span.batch * span.width
             passes.observe(width, after_draft, sum(span.starts.tolist()) / span.batch, span.batch)
         drafter = self.drafter.drafted_for(rows[0], trees[0]) if len(trees) == 1 else None
-        if drafter and (rounds := known_costs(drafter, rows[0].plain)):
-            depth, forwards = trees[0].depth, drafter.forwards
+        depth, forwards = trees[0].depth, drafter.forwards if drafter else None
+        drafted = not depth or forwards != 0  # else it was copied
+        if drafter and drafted and (rounds := known_costs(drafter, rows[0].plain)):
             # A forward that gave no token is not of a round of this length.
             drafting = seconds["draft"] * (depth / forwards if forwards else 1.0)
             rounds.observe(depth, drafting + after_draft)

@@ -27,6 +27,8 @@ class DraftModel(AutoregressiveDrafter):
 
     Args:
         model: name, folder or hub id of the draft model, or a loaded `Target` of it (from Python).
+        copy: whether it copies from the request's text where that repeats itself (see `Copies`); "auto": under
+            policies that say so, as `pace` does.
 
     Raises:
         TokenizerMismatch: when its tokenizer is not the target's.
@@ -35,8 +37,8 @@ class DraftModel(AutoregressiveDrafter):
     default_policy = "pace"
     source = "draft-model"
 
-    def __init__(self, target: Target, *, model: str = "") -> None:
-        super().__init__(target)
+    def __init__(self, target: Target, *, model: str = "", copy: bool | str = "auto") -> None:
+        super().__init__(target, copy=copy)
         require(bool(model), "draft-model: say which model drafts, as in draft-model:model=NAME")
         self.drafter = model if isinstance(model, Target) else _load(model, target)
         require(
@@ -101,7 +103,7 @@ class DraftModel(AutoregressiveDrafter):
         last = self.drafter.num_layers
         out = self.drafter.forward(Span(ids, cache.lengths.copy()), cache, (last,) if wanted else ())
         counts = np.array([len(new) for new in news])
-        idle = [depth > 0 and len(tree) <= depth for tree in trees]  # it stopped: its last token is read again
+        idle = [depth > 0 and len(tree) != depth + 1 for tree in trees]  # it stopped, or went on with copies
         cache.lengths += np.where(np.logical_or(waiting, idle), 0, counts)
         newest = range(len(rows)), counts - 1
         hidden = out.taps[last][newest] if wanted else None

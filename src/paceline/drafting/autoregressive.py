@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.drafting.base import Drafter, Row
+from paceline.drafting.budget import AUTO
+from paceline.drafting.copies import Copies, Copy
 from paceline.drafting.tree import TokenTree
+from paceline.errors import require
 from paceline.policies.sureness import Sureness
 from paceline.targets.logits import argmax
+from paceline.targets.target import Target
 
 
 class Told(NamedTuple):
@@ -31,14 +36,34 @@ class Step(NamedTuple):
     told: Sequence[Told] | None = None  # of each row, where the forward itself tells
 
 
+COPY = "copy"  # who proposed it, in the statistics
+SURE, EVEN = 0.8, 0.5  # chances of a copy: for which no forward is worth its time; below which copying ends
+
+
 class AutoregressiveDrafter(Drafter):
-    """A drafter that proposes a chain, one forward a token. Subclasses say what a forward is."""
+    """A drafter that proposes a chain, one forward a token. Subclasses say what a forward is.
+
+    It may copy from the request's text as well (see `Copies`). A copy takes the place of the drafter's own token where
+    it is likelier to be accepted. Which of the two it is depends on the text and on q, never on what is drawn from q:
+    a copy is a deterministic proposal, and sampled output keeps its distribution.
+
+    Args:
+        copy: whether it copies; "auto": where the policy `copies`.
+        chain: whether it drafts chains; in trees nothing is copied.
+    """
 
     source = "draft"
     #: Ids of the only tokens it can propose, whatever the row; None: all.
     tokens: Int[Tensor, " tokens"] | None = None
-    #: Most tokens it can propose in a round.
+    #: Most tokens it can propose in a round, copies aside.
     longest = sys.maxsize
+
+    def __init__(self, target: Target, *, copy: bool | str = False, chain: bool = True) -> None:
+        super().__init__(target)
+        require(copy in (True, False, AUTO), f"{self.source}: copy is true, false or auto, not '{copy}'")
+        require(chain or copy in (False, AUTO), f"{self.source}: chains copy, trees do not: leave copy or tree out")
+        self.copy = copy if chain else False
+        self._texts = WeakKeyDictionary[Row, Copies]()
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         """Draft logits after each tree's last node, with hidden states where there is a `hidden_width` and a row's
@@ -54,32 +79,73 @@ class AutoregressiveDrafter(Drafter):
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees = [TokenTree.root(row.ids[-1]) for row in rows]
         self.sharing = len(rows) + self.others
-        active = [row for row in rows if row.room > 0 and self.ready(row) and row.policy.more(0)]
+        active = [row for row in rows if row.room > 0 and self.ready(row)]
+        self._read_texts([row for row in active if self.copies(row)])
+        active = [row for row in active if self._goes_on(row, trees[row.slot])]
         depth = 0
         while active:
             step = self.step(rows, trees, depth)
-            active = [row for row in active if self._extend(row, trees[row.slot], step, depth)]
+            active = [row for row in active if self._extend(row, trees[row.slot], step)]
             depth += 1
         self.forwards = depth
         return trees
 
-    def _extend(self, row: Row, tree: TokenTree, step: Step, depth: int) -> bool:
+    def copies(self, row: Row) -> bool:
+        """Whether it copies for a row. What must match something may forbid a copy."""
+        wanted = row.policy.copies if self.copy == AUTO else bool(self.copy)
+        return wanted and not row.constraint
+
+    def _read_texts(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row not in self._texts:
+                self._texts[row] = Copies(row.ids)
+            self._texts[row].read(row.ids)
+
+    def _copy(self, row: Row, tree: TokenTree) -> Copy | None:
+        """What the row's text says comes after its tree's last node."""
+        text = self._texts.get(row)
+        return text.after(row.ids, tree.tokens[1:]) if text else None
+
+    def _goes_on(self, row: Row, tree: TokenTree) -> bool:
+        """Whether a row wants a forward for its next token. Where its text surely repeats itself the rest of the chain
+        is copied instead, and the drafter, which has not run over that, cannot go on.
+        """
+        depth, least = tree.depth, SURE
+        while depth < row.room and (copy := self._copy(row, tree)) and copy.chance >= least:
+            if not row.policy.takes(copy.sureness, depth):
+                return False
+            tree.add(copy.token, depth, COPY)
+            depth, least = depth + 1, EVEN
+        return least == SURE and depth < min(row.room, self.longest) and row.policy.more(depth)
+
+    def _extend(self, row: Row, tree: TokenTree, step: Step) -> bool:
         """Append the next token unless the policy stops; True if the row wants yet another."""
-        q, told = None, self._told_of(row, step)
-        if told:
+        depth, copy = tree.depth, self._copy(row, tree)
+        if told := self._told_of(row, step):
+            if copy and copy.chance > told.sureness.top:
+                return self._extend_by_copy(row, tree, copy)
             if not row.policy.keep(told.sureness, depth):  # type: ignore[arg-type]  # it takes that, or looks at nothing
                 return False
-            token = told.token
-        else:
-            logits = self.own(row, step.logits[row.slot])
-            hidden = None if step.hidden is None else step.hidden[row.slot]
-            reads_q = row.sampling or row.policy.reads_q or row.constraint
-            q = self.distribution(row, logits, tree.tokens[1:]) if reads_q else None
-            if not self.keeps(row, q, depth, hidden):  # before the draw: it must not depend on the token
-                return False
-            token = self.best(row, logits) if q is None or row.plain else row.draw(q)
+            tree.add(told.token, depth, self.source)
+            return self._goes_on(row, tree)
+        logits = self.own(row, step.logits[row.slot])
+        hidden = None if step.hidden is None else step.hidden[row.slot]
+        reads_q = row.sampling or row.policy.reads_q or row.constraint or copy
+        q = self.distribution(row, logits, tree.tokens[1:]) if reads_q else None
+        if copy and q is not None and copy.chance > float(q.max()):
+            return self._extend_by_copy(row, tree, copy)
+        if not self.keeps(row, q, depth, hidden):  # before the draw: it must not depend on the token
+            return False
+        token = self.best(row, logits) if q is None or row.plain else row.draw(q)
         tree.add(token, depth, self.source, q if row.sampling else None)
-        return depth + 1 < min(row.room, self.longest) and row.policy.more(depth + 1)
+        return self._goes_on(row, tree)
+
+    def _extend_by_copy(self, row: Row, tree: TokenTree, copy: Copy) -> bool:
+        """`_extend` by what is copied in place of what was drafted."""
+        if not row.policy.keep(copy.sureness if row.policy.reads_sureness else None, tree.depth):  # type: ignore[arg-type]
+            return False
+        tree.add(copy.token, tree.depth, COPY)
+        return self._goes_on(row, tree)
 
     def _told_of(self, row: Row, step: Step) -> Told | None:
         """What a greedy request whose policy looks at no more needs to know; None: the logits have to tell."""

@@ -9,6 +9,8 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.policies.sureness import Sureness
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -52,6 +54,8 @@ class StoppingPolicy:
     reads_sureness = False
     #: Whether `begin_round` and `keep` look at hidden states; see `check`.
     reads_hidden = False
+    #: Whether drafters that may copy from the text do, unless they were told not to.
+    copies = False
     #: Whether `check` wants to be told what rounds cost here, which somebody must have measured.
     reads_costs = False
 
@@ -88,6 +92,14 @@ class StoppingPolicy:
             hidden: the drafter's last hidden state, which q came of, where `reads_hidden`; None where there is none.
         """
         return True
+
+    def takes(self, sure: Sureness, depth: int) -> bool:
+        """Keep a deterministic proposal for `depth` that cost no forward? Asked in place of `more` and `keep`.
+
+        Args:
+            sure: how likely it is, as of a distribution.
+        """
+        return self.more(depth) and self.keep(sure if self.reads_sureness else None, depth)  # type: ignore[arg-type]
 
     def reach(self, most: int) -> int:
         """How many tokens it drafts, of at most so many, where each is a deterministic proposal."""

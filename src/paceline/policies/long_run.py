@@ -83,9 +83,9 @@ class LongRun:
         """Begin with what an earlier one has seen."""
         self.rate = copy(earlier.rate)
 
-    def observe(self, drafted: int, accepted: int) -> None:
-        """A round's outcome."""
-        self.rate.observe(accepted + 1, self.cost(drafted) if drafted else 1.0)
+    def observe(self, drafted: int, accepted: int, free: float = 0.0) -> None:
+        """A round's outcome; `free`: of what drafting so many tokens costs, that of those which took no forward."""
+        self.rate.observe(accepted + 1, self.cost(drafted) - free if drafted else 1.0)
         self._rounds += 1
         if self._rounds % RENEWED == 0:
             self._costs.clear()

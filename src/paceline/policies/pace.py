@@ -48,6 +48,7 @@ class Pace(StoppingPolicy):
     reads_q = True
     reads_sureness = True
     reads_costs = True
+    copies = True
 
     def __init__(self, *, k_max: int = 16) -> None:
         require(k_max >= 0, f"pace: k_max must be >= 0, not {k_max}")
@@ -62,6 +63,7 @@ class Pace(StoppingPolicy):
         self._streak = self._rests = self._rested = 0  # rounds without a draft, to rest still, and since the last draw
         self._features: list[tuple[list[float], list[float] | None]] = []  # of this round's tokens
         self._reached, self._rate, self._last, self._stopped = 1.0, 1.0, 0.0, False
+        self._free = 0.0  # of what a round's tokens would take to draft: that of those which took no forward
 
     def seed(self, seed: int) -> None:
         self.random.seed(seed)
@@ -88,6 +90,15 @@ class Pace(StoppingPolicy):
         self._features[depth:] = [(features, None)]
         return True
 
+    def takes(self, sure: Sureness, depth: int) -> bool:
+        if depth == 0:
+            self._begin()
+        if depth >= self.limit or self._stopped:
+            return False
+        self._features[depth:] = [(self._ahead(depth), None)]
+        self._free += self.long_run.one_more(depth, self.limit)[0]
+        return self.keep(sure, depth)
+
     def keep(self, q: Float[Tensor, " vocab"] | Sureness | None, depth: int, hidden: Tensor | None = None) -> bool:
         ahead, _ = self._features[depth]
         if q is None:  # a drafter of deterministic candidates, which asks how deep only: there are no surprises
@@ -112,7 +123,7 @@ class Pace(StoppingPolicy):
         return not self._stopped
 
     def observe(self, drafted: int, accepted: int) -> None:
-        self.long_run.observe(drafted, accepted)
+        self.long_run.observe(drafted, accepted, self._free)
         right = [float(depth < accepted) for depth in range(min(accepted + 1, drafted))]
         for (ahead, seen), success in zip(self._features, right, strict=False):
             self.ahead.learn(ahead, success)
@@ -135,7 +146,7 @@ class Pace(StoppingPolicy):
                 self._follow(earlier)
             self._before[Pace], self._before = self, None
         self._features.clear()
-        self._reached, self._last, self._stopped = 1.0, 0.0, False
+        self._reached, self._last, self._stopped, self._free = 1.0, 0.0, False, 0.0
         for model in (self.ahead, self.seen):
             model.doubt(DOUBT * (1 + self._rested))
         self._hope = max(self.random.gauss(0, 1) for _ in range(1 + self._rested))

@@ -142,17 +142,18 @@ class ByTurns(Fixed):
         self._wanted = next(self._lengths)
 
 
-def _measure_rounds(drafter: Drafter) -> dict[int, float]:
+def _measure_rounds(drafter: AutoregressiveDrafter) -> dict[int, float]:
     """The least seconds of rounds by what they draft. They take turns, so that other work on the machine slows all."""
     new = ROUNDS * sum(1 + drafted for drafted in DRAFTED)
     prompt = [0] * max(1, min(NEAR, drafter.target.context - new))
     request = Request(prompt, limit=new, policy=ByTurns(), script=[0] * new)
-    kept, drafter.calibration = drafter.calibration, Calibration()  # this text teaches nothing
+    kept = drafter.calibration, drafter.copy
+    drafter.calibration, drafter.copy = Calibration(), False  # this text teaches nothing, and repeats itself
     try:
         for _ in islice(Engine(drafter.target, drafter).run([request]), ROUNDS * len(DRAFTED)):
             pass
     finally:
-        drafter.calibration = kept
+        drafter.calibration, drafter.copy = kept
     least: dict[int, float] = {}
     for record in request.stats.rounds:
         seconds = record.seconds["draft"] + record.seconds["verify"]

@@ -65,6 +65,8 @@ class Eagle(AutoregressiveDrafter):
         budget: most nodes of a tree, the likeliest candidates of all levels; "auto": as many as pay on this machine.
         extra: most tokens of a request's own text that a head with a trimmed vocabulary can draft besides, for models
             whose output matrix is their embeddings, and heads that use it; 0: none.
+        copy: whether chains copy from the request's text where it repeats itself (see `Copies`); "auto": under policies
+            that say so, as `pace` does.
     """
 
     default_policy = "pace"
@@ -80,8 +82,9 @@ class Eagle(AutoregressiveDrafter):
         tree: int = 1,
         budget: int | str = AUTO,
         extra: int = 0,
+        copy: bool | str = "auto",
     ) -> None:
-        super().__init__(target)
+        super().__init__(target, copy=copy, chain=tree == 1)
         require(tree >= 1, f"eagle: tree must be >= 1, not {tree}")
         require(k is None or k >= 1, f"eagle: a head has k = 1 layer or more, not {k}")
         require(extra >= 0, f"eagle: extra must be >= 0, not {extra}")

@@ -32,6 +32,8 @@ class EarlyExit(AutoregressiveDrafter):
         tree: 1: a chain. Above: a tree of the `tree` likeliest tokens after each of the `tree` likeliest nodes of a
             level; chosen, not drawn, even where the output is sampled.
         nodes: most nodes of a tree.
+        copy: whether chains copy from the request's text where it repeats itself (see `Copies`); "auto": under policies
+            that say so, as `pace` does.
     """
 
     default_policy = "pace"
@@ -39,8 +41,10 @@ class EarlyExit(AutoregressiveDrafter):
     files = ("head",)
     shares_cache = True
 
-    def __init__(self, target: Target, *, head: str = "auto", tree: int = 1, nodes: int = 16) -> None:
-        super().__init__(target)
+    def __init__(
+        self, target: Target, *, head: str = "auto", tree: int = 1, nodes: int = 16, copy: bool | str = "auto"
+    ) -> None:
+        super().__init__(target, copy=copy, chain=tree == 1)
         require(tree >= 1, f"early-exit: tree must be >= 1, not {tree}")
         require(nodes >= 1, f"early-exit: nodes must be >= 1, not {nodes}")
         made, self.folder = ExitHead.take(head, with_blocks(target, self.source))

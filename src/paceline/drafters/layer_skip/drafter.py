@@ -20,6 +20,8 @@ class LayerSkip(AutoregressiveDrafter):
     Args:
         skip: file with the set of skipped sublayers, as `paceline layer-skip search` writes it; "auto" takes the
             set found for this model, or else skips evenly.
+        copy: whether it copies from the request's text where that repeats itself (see `Copies`); "auto": under
+            policies that say so, as `pace` does.
     """
 
     default_policy = "pace"
@@ -27,8 +29,8 @@ class LayerSkip(AutoregressiveDrafter):
     files = ("skip",)
     shares_cache = True
 
-    def __init__(self, target: Target, *, skip: str = "auto") -> None:
-        super().__init__(target)
+    def __init__(self, target: Target, *, skip: str = "auto", copy: bool | str = "auto") -> None:
+        super().__init__(target, copy=copy)
         if not target.has_blocks:
             raise UnsupportedModel(f"layer-skip needs a model whose layers run one by one; {target.name} is not one")
         self.skip = SkipSet.find(target) if skip == "auto" else SkipSet.load(skip, target)

@@ -56,6 +56,8 @@ class Medusa(AutoregressiveDrafter):
             likeliest paths by what the heads themselves say. Trees are chosen, not drawn, even where the output is
             sampled.
         budget: most nodes of a tree; "auto": as many as pay on this machine.
+        copy: whether chains copy from the request's text where it repeats itself (see `Copies`); "auto": under policies
+            that say so, as `pace` does.
     """
 
     default_policy = "pace"
@@ -70,8 +72,9 @@ class Medusa(AutoregressiveDrafter):
         k: int | None = None,
         tree: str = CHAIN,
         budget: int | str = AUTO,
+        copy: bool | str = "auto",
     ) -> None:
-        super().__init__(target)
+        super().__init__(target, copy=copy, chain=tree == CHAIN)
         require(tree in TREES, f"medusa: tree is {', '.join(TREES)}, not '{tree}'")
         require(k is None or k >= 1, f"medusa: heads have k = 1 block or more, not {k}")
         made, self.folder = MedusaHead.take(head, with_blocks(target, self.source), read_medusa, layers=k)
@@ -96,7 +99,8 @@ class Medusa(AutoregressiveDrafter):
         return ()
 
     def max_nodes(self, depth: int) -> int:
-        return min(depth, self.longest) if self.tree == CHAIN else self.max_candidates
+        # Copies may go on after the last head.
+        return (depth if self.copy else min(depth, self.longest)) if self.tree == CHAIN else self.max_candidates
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         last = hidden[self.target.num_layers]
@@ -115,7 +119,7 @@ class Medusa(AutoregressiveDrafter):
         self._rows, self._guesses = rows, None
         trees = super().draft(rows) if self.tree == CHAIN else self._draft_trees(rows)
         # One forward tells all levels: of what was drafted, or of the first token, which was left out.
-        self.forwards = max(max(tree.depth for tree in trees), int(self._guesses is not None))
+        self.forwards = 0 if self._guesses is None else max(1, *(tree.depth for tree in trees))
         return trees
 
     @property
