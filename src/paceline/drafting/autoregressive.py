@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.budget import AUTO
-from paceline.drafting.copies import Copies, Copy
+from paceline.drafting.copies import Copies, Copy, Rates
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.policies.sureness import Sureness
@@ -64,6 +64,7 @@ class AutoregressiveDrafter(Drafter):
         require(chain or copy in (False, AUTO), f"{self.source}: chains copy, trees do not: leave copy or tree out")
         self.copy = copy if chain else False
         self._texts = WeakKeyDictionary[Row, Copies]()
+        self._rates = {False: Rates(), True: Rates()}  # of requests that sample, and of others
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         """Draft logits after each tree's last node, with hidden states where there is a `hidden_width` and a row's
@@ -98,7 +99,7 @@ class AutoregressiveDrafter(Drafter):
     def _read_texts(self, rows: Sequence[Row]) -> None:
         for row in rows:
             if row not in self._texts:
-                self._texts[row] = Copies(row.ids)
+                self._texts[row] = Copies(row.ids, self._rates[row.sampling])
             self._texts[row].read(row.ids)
 
     def _copy(self, row: Row, tree: TokenTree) -> Copy | None:
@@ -122,22 +123,32 @@ class AutoregressiveDrafter(Drafter):
         """Append the next token unless the policy stops; True if the row wants yet another."""
         depth, copy = tree.depth, self._copy(row, tree)
         if told := self._told_of(row, step):
-            if copy and copy.chance > told.sureness.top:
+            if copy and self._beats(copy, row, told.sureness.top):
                 return self._extend_by_copy(row, tree, copy)
             if not row.policy.keep(told.sureness, depth):  # type: ignore[arg-type]  # it takes that, or looks at nothing
                 return False
-            tree.add(told.token, depth, self.source)
-            return self._goes_on(row, tree)
+            return self._add(row, tree, told.token, None, told.sureness.top)
         logits = self.own(row, step.logits[row.slot])
         hidden = None if step.hidden is None else step.hidden[row.slot]
-        reads_q = row.sampling or row.policy.reads_q or row.constraint or copy
+        reads_q = row.sampling or row.policy.reads_q or row.constraint or row in self._texts
         q = self.distribution(row, logits, tree.tokens[1:]) if reads_q else None
-        if copy and q is not None and copy.chance > float(q.max()):
+        top = 0.0 if q is None or row not in self._texts else float(q.max())
+        if copy and self._beats(copy, row, top):
             return self._extend_by_copy(row, tree, copy)
         if not self.keeps(row, q, depth, hidden):  # before the draw: it must not depend on the token
             return False
         token = self.best(row, logits) if q is None or row.plain else row.draw(q)
-        tree.add(token, depth, self.source, q if row.sampling else None)
+        return self._add(row, tree, token, q if row.sampling else None, top)
+
+    def _beats(self, copy: Copy, row: Row, top: float) -> bool:
+        """Whether a copy is likelier to be right than the drafter's own token, whose likeliest has probability `top`."""
+        return copy.chance > self._texts[row].rates.of_own(top)
+
+    def _add(self, row: Row, tree: TokenTree, token: int, q: Float[Tensor, " vocab"] | None, top: float) -> bool:
+        """A token of the drafter's own; True if the row wants yet another."""
+        if text := self._texts.get(row):
+            text.drafted(len(row.ids) + tree.depth, token, top)
+        tree.add(token, tree.depth, self.source, q)
         return self._goes_on(row, tree)
 
     def _extend_by_copy(self, row: Row, tree: TokenTree, copy: Copy) -> bool:

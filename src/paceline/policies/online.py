@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, pi, sqrt
+from math import exp, log, log1p, pi, sqrt
 from operator import mul
+
+
+SURE = 1e-4  # no probability of which odds are taken is closer to 0 or 1
 
 
 class OnlineLogistic:
@@ -61,3 +64,8 @@ def dot(some: Sequence[float], others: Sequence[float]) -> float:
 
 def sigmoid(x: float) -> float:
     return 1 / (1 + exp(-x)) if x >= 0 else exp(x) / (1 + exp(x))
+
+
+def log_odds(chance: float) -> float:
+    chance = min(max(chance, SURE), 1 - SURE)
+    return log(chance) - log1p(-chance)

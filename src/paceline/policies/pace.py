@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite, log, log1p, pi, sqrt
+from math import isfinite, pi, sqrt
 from random import Random
 
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.errors import require
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.long_run import LongRun
-from paceline.policies.online import OnlineLogistic, dot, sigmoid
+from paceline.policies.online import OnlineLogistic, dot, log_odds, sigmoid
 from paceline.policies.sureness import Sureness, sureness
 
 # Weights before anything is seen: of 1, depth, recent acceptance fast and slow, and then
@@ -23,7 +23,6 @@ SMOOTHING = (0.5, 0.9)  # of recent acceptance
 SURPRISE, WEIGHT = 1.0, 10.0  # squared log odds by which a distribution differs from what was expected; as of so many
 FADING = 0.99  # tokens, each of which counts so much less than the next
 STREAK, LONGEST = 4, 4  # rounds in a row without a draft after which another one rests, and most that rest
-SURE = 1e-4  # no token is likelier, or less likely, than this allows
 
 
 class Pace(StoppingPolicy):
@@ -183,8 +182,3 @@ class Pace(StoppingPolicy):
         """That the token is accepted, as this round sees it."""
         mean, variance = self.ahead.log_odds(ahead)
         return sigmoid(mean + self._hope * sqrt(variance))
-
-
-def log_odds(chance: float) -> float:
-    chance = min(max(chance, SURE), 1 - SURE)
-    return log(chance) - log1p(-chance)
