@@ -45,10 +45,15 @@ OPTIONS: dict[str, Callable[[Path], str]] = {
 #: Of these, drafters that come with all they need for the default model.
 SHIPPED = ("early-exit", "medusa", "eagle", "lookahead")
 
-#: A drafter with another kind of head; and drafters that work on the target's own cache, merged with others and with
+#: A drafter with another kind of head; drafters that copy repeated text; and drafters that work on the target's own cache, merged with others and with
 #: one another.
 MERGES: dict[str, Callable[[Path], str]] = {
     "eagle of EAGLE-3": lambda folder: f"eagle:head={folder / 'eagle3'}:extra=9",
+    "draft-model that copies": lambda folder: f"draft-model:model={folder}:copy=1",
+    "early-exit that copies": lambda folder: f"early-exit:head={folder / 'exit'}:copy=1",
+    "eagle that copies": lambda folder: f"eagle:head={folder / 'eagle'}:copy=1",
+    "layer-skip that copies": lambda _: "layer-skip:copy=1",
+    "medusa that copies": lambda folder: f"medusa:head={folder / 'medusa'}:copy=1",
     "merge of early-exit": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|suffix:budget=8",
     "merge of layer-skip": lambda folder: "merge:drafters=suffix|layer-skip:budget=8",
     "merge of both": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|layer-skip:budget=8",

@@ -302,6 +302,8 @@ MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
         target, head=Eagle3Head.from_target(target.model, 1, tokens=range(6)), extra=1
     ),
     "medusa": lambda target, _: Medusa(target, head=MedusaHead.from_target(target.model, heads=2, tokens=range(6))),
+    "draft-model that copies": lambda target, other: DraftModel(target, model=other, copy=True),
+    "early-exit that copies": lambda target, _: early_exit(target, copy=True),
     "lookahead": lambda target, _: Lookahead(target, level=2, budget=30),  # three tokens are too short for more
     "rest": lambda target, _: Rest(target, datastore=datastore(), shortest=1, budget=5),
     "merge": lambda target, other: Merge(
@@ -326,6 +328,7 @@ CHOSEN: dict[str, Callable[[BlockTarget], Drafter]] = {
 MERGES = [name for name in MAKE if name.startswith("merge of")]
 #: Hundreds of requests a pass: no candidate would be worth verifying.
 FIXED = ("prompt-lookup", "suffix", "recycling", "trigram", "auto")
+COPYING = [name for name in MAKE if name.endswith("copies")]
 
 
 @pytest.mark.parametrize("name", ["early-exit", "eagle", "medusa"])
@@ -354,8 +357,8 @@ def test_nothing_that_the_drafter_knows_is_allowed(
     assert {request.ids[at] for at in range(1, len(request.ids)) if at % 3} <= {6, 7}
 
 
-def early_exit(target: BlockTarget) -> EarlyExit:
-    return EarlyExit(target, head=ExitHead.from_target(target.model, 1, tokens=range(6)))
+def early_exit(target: BlockTarget, copy: bool = False) -> EarlyExit:
+    return EarlyExit(target, head=ExitHead.from_target(target.model, 1, tokens=range(6)), copy=copy)
 
 
 def datastore() -> Datastore:
@@ -420,7 +423,7 @@ def engine_fit(
 @pytest.mark.parametrize(
     ("policy", "verifier"), [("adaedl", "rejection"), ("max-confidence", "rejection"), ("fixed", "match")]
 )
-@pytest.mark.parametrize("drafter", [*DRAFTERS, "eagle with tokens of the text"])
+@pytest.mark.parametrize("drafter", [*DRAFTERS, "eagle with tokens of the text", *COPYING])
 def test_engine(
     target: BlockTarget,
     drafter_model: BlockTarget,
@@ -430,7 +433,7 @@ def test_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, how = make(drafter, target, drafter_model), {}
-    if drafter in FIXED:
+    if drafter in FIXED or drafter in COPYING:
         # From one token they would hardly draft: here all have something to look up before the first.
         how = {"prompt": REPEATS, "trials": 1200}
         known = {token: [(token + 1 + rank) % TOKENS for rank in range(3)] for token in range(TOKENS)}

@@ -47,6 +47,13 @@ DRAFTERS: dict[str, str | Callable[[Target], Drafter]] = {
     "eagle": lambda target: Eagle(target, head=eagle_head(small_llama().float(), 1)),
     "eagle-3": lambda target: Eagle(target, head=eagle3_head(small_llama().float(), 1, tokens=range(200)), extra=9),
     "merge": "merge:drafters=suffix|recycling:budget=6",
+    "draft-model that copies": lambda target: DraftModel(
+        target, model=exact(perturbed(small_llama(), 0.05).float()), copy=True
+    ),
+    "eagle that copies": lambda target: Eagle(target, head=eagle_head(small_llama().float(), 1), copy=True),
+    "early-exit that copies": lambda target: EarlyExit(
+        target, head=perturbed(ExitHead.from_target(small_llama().float(), 1, exit_layers=2), 0.05), copy=True
+    ),
 }
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 5, [42, 43]]
 ROWS, SLOTS = 3, 64

@@ -64,7 +64,7 @@ class AutoregressiveDrafter(Drafter):
         require(chain or copy in (False, AUTO), f"{self.source}: chains copy, trees do not: leave copy or tree out")
         self.copy = copy if chain else False
         self._texts = WeakKeyDictionary[Row, Copies]()
-        self._rates = {False: Rates(), True: Rates()}  # of requests that sample, and of others
+        self._rates = Rates()  # what greedy requests have taught
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         """Draft logits after each tree's last node, with hidden states where there is a `hidden_width` and a row's
@@ -99,7 +99,8 @@ class AutoregressiveDrafter(Drafter):
     def _read_texts(self, rows: Sequence[Row]) -> None:
         for row in rows:
             if row not in self._texts:
-                self._texts[row] = Copies(row.ids, self._rates[row.sampling])
+                # A seed's sample must not depend on other requests.
+                self._texts[row] = Copies(row.ids, Rates() if row.sampling else self._rates)
             self._texts[row].read(row.ids)
 
     def _copy(self, row: Row, tree: TokenTree) -> Copy | None:
@@ -141,7 +142,11 @@ class AutoregressiveDrafter(Drafter):
         return self._add(row, tree, token, q if row.sampling else None, top)
 
     def _beats(self, copy: Copy, row: Row, top: float) -> bool:
-        """Whether a copy is likelier to be right than the drafter's own token, whose likeliest has probability `top`."""
+        """Whether a copy is likelier to be right than the drafter's own token.
+
+        Args:
+            top: probability of the likeliest of these.
+        """
         return copy.chance > self._texts[row].rates.of_own(top)
 
     def _add(self, row: Row, tree: TokenTree, token: int, q: Float[Tensor, " vocab"] | None, top: float) -> bool:

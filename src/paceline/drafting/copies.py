@@ -35,7 +35,7 @@ class Copy(NamedTuple):
 
 class Rates:
     """How often copies turn out right, by the length of their match, and a drafter's own tokens, by how likely it says
-    its likeliest is. Requests share it: one begins with what the others have taught.
+    its likeliest is.
     """
 
     def __init__(self) -> None:

@@ -158,9 +158,10 @@ class TokenTree:
 
 def last_nodes(trees: Sequence[TokenTree], lengths: np.ndarray, depth: int, device: torch.device) -> Span:
     """A drafter's pass over the last nodes of chains that are `depth` long. A row that stopped earlier has its last
-    token run again further on, where nothing sees it.
+    token run again further on, where nothing sees it. One whose chain is longer, since the rest was copied, has its
+    node of that depth run.
     """
-    ids = torch.tensor([tree.tokens[-1:] for tree in trees], device=device)
+    ids = torch.tensor([[tree.tokens[min(depth, len(tree) - 1)]] for tree in trees], device=device)
     return Span(ids, lengths.copy(), offset=depth)
 
 

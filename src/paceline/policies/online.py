@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import exp, log, log1p, pi, sqrt
 from operator import mul
 
-
 SURE = 1e-4  # no probability of which odds are taken is closer to 0 or 1
 
 
