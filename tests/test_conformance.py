@@ -45,8 +45,8 @@ OPTIONS: dict[str, Callable[[Path], str]] = {
 #: Of these, drafters that come with all they need for the default model.
 SHIPPED = ("early-exit", "medusa", "eagle", "lookahead")
 
-#: A drafter with another kind of head; drafters that copy repeated text; and drafters that work on the target's own cache, merged with others and with
-#: one another.
+#: A drafter with another kind of head; drafters that copy repeated text; and drafters that work on the target's own
+#: cache, merged with others and with one another.
 MERGES: dict[str, Callable[[Path], str]] = {
     "eagle of EAGLE-3": lambda folder: f"eagle:head={folder / 'eagle3'}:extra=9",
     "draft-model that copies": lambda folder: f"draft-model:model={folder}:copy=1",

@@ -18,6 +18,7 @@ from paceline.policies.fixed import Fixed
 from paceline.policies.long_run import LongRun
 from paceline.policies.online import dot, sigmoid
 from paceline.policies.pace import Pace
+from paceline.policies.sureness import Sureness
 
 DRAFT, VERIFY = 0.1, 0.05  # what a token costs, in plain rounds
 
@@ -257,3 +258,18 @@ def test_a_token_may_be_worth_drafting_that_is_mostly_not_worth_verifying() -> N
             count = int(policy.keep(q(0.999 if good else 0.13), 0))
         policy.observe(count, int(count and good))
     assert asked > 0.7 * rounds  # by their mean none would be: 0.2 < 0.52
+
+
+def test_a_copy_is_weighed_by_what_verifying_it_takes() -> None:
+    """Where drafting is too dear for anything, what costs no forward is still taken, and its time is not counted."""
+    policy = Pace(k_max=4)
+    placed(policy, draft=5.0)
+    assert not policy.more(0)
+    for _ in range(40):
+        depth = 0
+        while policy.takes(Sureness(0.95, 0.2), depth):
+            depth += 1
+        assert depth == 4
+        policy.observe(4, 4)
+    assert policy.long_run.rate() > 3  # towards 5 / 1.2; with the drafting that did not happen it were 5 / 21
+    assert not policy.takes(Sureness(1e-3, 0.01), 0)

@@ -92,6 +92,7 @@ class Pace(StoppingPolicy):
     def takes(self, sure: Sureness, depth: int) -> bool:
         if depth == 0:
             self._begin()
+            self._rested = 0
         if depth >= self.limit or self._stopped:
             return False
         self._features[depth:] = [(self._ahead(depth), None)]
