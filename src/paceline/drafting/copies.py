@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from math import log
 from typing import NamedTuple
 
-from paceline.drafting.ngram_index import NgramIndex
 from paceline.policies.online import OnlineLogistic, log_odds
 from paceline.policies.sureness import Sureness
 
@@ -70,9 +69,9 @@ class Copies:
 
     def __init__(self, ids: Sequence[int], rates: Rates) -> None:
         self.rates = rates
-        self._index = NgramIndex(LONGEST, keep=1)
-        self._index.extend(ids)
-        self._known = len(ids)
+        self._ends: list[dict[tuple[int, ...], int]] = [{} for _ in range(LONGEST)]  # the latest, of 1, 2, … tokens
+        self._known = 0
+        self._index(ids)
         self._drafted: list[
             tuple[int, int, float]
         ] = []  # of the last round's own tokens: place, token, top probability
@@ -89,9 +88,8 @@ class Copies:
                 self.rates.drafted(top, right)
             if not right:
                 break
-        self._known = len(ids)
         self._drafted.clear()
-        self._index.extend(ids)
+        self._index(ids)
 
     def drafted(self, at: int, token: int, top: float) -> None:
         """A token of the drafter's own was drafted for this place of the text, where its likeliest had probability
@@ -108,7 +106,16 @@ class Copies:
         matched, end = self._match([*ids[-LONGEST - 1 :], *drafted][-LONGEST - 1 :])
         return Copy(ids[end], self.rates.of_copy(matched)) if matched else None
 
+    def _index(self, ids: Sequence[int]) -> None:
+        """Where runs of tokens end that something follows."""
+        for end in range(max(self._known, 1), len(ids)):
+            for size, ends in enumerate(self._ends[:end], start=1):
+                ends[tuple(ids[end - size : end])] = end
+        self._known = len(ids)
+
     def _match(self, last: list[int]) -> tuple[int, int]:
         """How many of the last tokens stood in the text before, and where they ended then."""
-        matched, ends = self._index.matches(last, 1)
-        return matched, ends[0] if ends else 0
+        for size in range(min(LONGEST, len(last) - 1), 0, -1):
+            if end := self._ends[size - 1].get(tuple(last[-size:])):
+                return size, end
+        return 0, 0
