@@ -86,8 +86,12 @@ def test_it_learns_how_often_the_drafters_own_tokens_are_right() -> None:
     text += [7, 8, 6]
     copies.read(text)
     assert rates.of_own(0.5) > once
+    learned = rates.of_own(0.5)
     copies.read(text)  # nothing is learned twice
-    assert copies.rates is rates
+    copies.drafted(6, 5, float("nan"))  # nor of what is no number
+    text += [5]
+    copies.read(text)
+    assert rates.of_own(0.5) == learned
 
 
 # -- drafters that copy --------------------------------------------------------------------------------------------

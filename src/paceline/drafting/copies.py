@@ -5,7 +5,7 @@ right more often than they are, and costs nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
+from math import isfinite, log
 from typing import NamedTuple
 
 from paceline.policies.online import OnlineLogistic, log_odds
@@ -54,6 +54,8 @@ class Rates:
         self._seen[matched - 1] = FADING * self._seen[matched - 1] + 1
 
     def drafted(self, top: float, right: bool) -> None:
+        if not isfinite(top):  # of a head that gives no numbers there is nothing to learn
+            return
         self._own.doubt(DOUBT)
         self._own.learn((1.0, log_odds(top)), float(right))
 
@@ -72,9 +74,7 @@ class Copies:
         self._ends: list[dict[tuple[int, ...], int]] = [{} for _ in range(LONGEST)]  # the latest, of 1, 2, … tokens
         self._known = 0
         self._index(ids)
-        self._drafted: list[
-            tuple[int, int, float]
-        ] = []  # of the last round's own tokens: place, token, top probability
+        self._drafted: list[tuple[int, int, float]] = []  # in the last round: see `drafted`
 
     def read(self, ids: list[int]) -> None:
         """Learn of what has come to the text."""
