@@ -518,8 +518,8 @@ def test_engine_with_processors(target: BlockTarget, drafter_model: BlockTarget,
 class LooksAtTheToken(DraftModel):
     """Drops a token, and stops, because of which it is."""
 
-    def _extend(self, row, tree, step, depth):
-        more = super()._extend(row, tree, step, depth)
+    def _extend(self, row, tree, step):
+        depth, more = tree.depth, super()._extend(row, tree, step)
         if tree.drafted > depth and tree.tokens[-1] in (0, 3, 5):
             for column in (tree.tokens, tree.parents, tree.q, tree.sources, tree.depths):
                 column.pop()
@@ -528,14 +528,24 @@ class LooksAtTheToken(DraftModel):
 
 
 class ReportsUniform(DraftModel):
-    def _extend(self, row, tree, step, depth):
-        more = super()._extend(row, tree, step, depth)
+    def _extend(self, row, tree, step):
+        depth, more = tree.depth, super()._extend(row, tree, step)
         if tree.drafted > depth:
             tree.q[-1] = torch.full((TOKENS,), 1 / TOKENS)
         return more
 
 
-@pytest.mark.parametrize("biased", [LooksAtTheToken, ReportsUniform])
+class CopiesOverTheDraw(DraftModel):
+    """Copies in place of a token because of which was drawn."""
+
+    def _extend(self, row, tree, step):
+        depth, more = tree.depth, super()._extend(row, tree, step)
+        if tree.drafted > depth and tree.tokens[-1] in (0, 3, 5):
+            tree.tokens[-1], tree.q[-1] = 1, None
+        return more
+
+
+@pytest.mark.parametrize("biased", [LooksAtTheToken, ReportsUniform, CopiesOverTheDraw])
 def test_engine_negative_control(
     target: BlockTarget, drafter_model: BlockTarget, biased: type[AutoregressiveDrafter]
 ) -> None:
