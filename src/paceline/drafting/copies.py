@@ -1,5 +1,5 @@
 """What a request's own text says next, for drafters that pay for each token: where the text repeats itself, a copy is
-right more often than they are, and costs nothing.
+often likelier to be right than their own token, and takes no forward.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class Copies:
         return Copy(ids[end], self.rates.of_copy(matched)) if matched else None
 
     def _index(self, ids: Sequence[int]) -> None:
-        """Where runs of tokens end that something follows."""
+        """Where runs of tokens end that something follows. Unlike `NgramIndex` it makes no list for each of them, of
+        which a prompt would have thousands.
+        """
         for end in range(max(self._known, 1), len(ids)):
             for size, ends in enumerate(self._ends[:end], start=1):
                 ends[tuple(ids[end - size : end])] = end
