@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.ngram_index import NgramIndex, NgramLookup
+from paceline.drafters.ngram_lookup import NgramLookup
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.drafters.suffix_automaton import SuffixLookup
+from paceline.drafting.ngram_index import NgramIndex
 from paceline.errors import OptionError
 from paceline.policies.fixed import Fixed
 
@@ -27,16 +28,16 @@ def found(ids: list[int], longest: int, shortest: int) -> list[int]:
 
 
 @given(ids_lists, st.lists(st.integers(1, 6), max_size=6), st.integers(1, 4), st.integers(1, 3))
-def test_index_is_a_search(ids: list[int], steps: list[int], longest: int, keep: int) -> None:
+def test_index_is_a_search(ids: list[int], steps: list[int], longest: int, most: int) -> None:
     """However the sequence grew."""
-    index = NgramIndex(longest, keep)
+    index = NgramIndex(longest)
     length = 1
     for step in [*steps, len(ids)]:
         length = min(length + step, len(ids))
         index.extend(ids[:length])
         for shortest in range(1, longest + 1):
-            matched, ends = index.matches(ids[:length], shortest)
-            assert ends == found(ids[:length], longest, shortest)[:keep]
+            matched, ends = index.matches(ids[:length], shortest, most)
+            assert ends == found(ids[:length], longest, shortest)[:most]
             assert all(ids[end - matched : end] == ids[length - matched : length] for end in ends)
 
 

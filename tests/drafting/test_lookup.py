@@ -39,7 +39,7 @@ def as_tree(found: Candidates) -> TokenTree:
 
 
 def test_neither_torch_nor_an_engine() -> None:
-    rooms = "drafting.lookup", "drafters.suffix_automaton", "drafters.ngram_index", "drafters.trigram.lookup"
+    rooms = "drafting.lookup", "drafters.suffix_automaton", "drafters.ngram_lookup", "drafters.trigram.lookup"
     names = ", ".join(f"paceline.{room}" for room in (*rooms, "drafters.rest.search"))
     code = f"import sys, {names}; print({{'torch', 'transformers', 'paceline.decoding.engine'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.drafters.ngram_index import NgramLookup
+from paceline.drafters.ngram_lookup import NgramLookup
 from paceline.drafting.tree_drafter import LookupDrafter
 from paceline.errors import require
 from paceline.targets.target import Target

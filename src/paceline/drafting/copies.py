@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from math import isfinite, log
 from typing import NamedTuple
 
+from paceline.drafting.ngram_index import NgramIndex
 from paceline.policies.online import OnlineLogistic, log_odds
 from paceline.policies.sureness import Sureness
 
@@ -71,17 +72,17 @@ class Copies:
 
     def __init__(self, ids: Sequence[int], rates: Rates) -> None:
         self.rates = rates
-        self._ends: list[dict[tuple[int, ...], int]] = [{} for _ in range(LONGEST)]  # the latest, of 1, 2, … tokens
-        self._known = 0
-        self._index(ids)
+        self._index = NgramIndex(LONGEST)
+        self._index.extend(ids)
+        self._known = len(ids)
         self._drafted: list[tuple[int, int, float]] = []  # in the last round: see `drafted`
 
     def read(self, ids: list[int]) -> None:
         """Learn of what has come to the text."""
         for at in range(self._known, len(ids)):
-            matched, end = self._match(ids[max(0, at - LONGEST - 1) : at])
+            matched, ends = self._index.matches(ids[max(0, at - LONGEST - 1) : at])
             if matched:
-                self.rates.copied(matched, ids[end] == ids[at])
+                self.rates.copied(matched, ids[ends[0]] == ids[at])
         for at, token, top in self._drafted:
             right = at < len(ids) and ids[at] == token
             if at < len(ids):
@@ -89,7 +90,8 @@ class Copies:
             if not right:
                 break
         self._drafted.clear()
-        self._index(ids)
+        self._index.extend(ids)
+        self._known = len(ids)
 
     def drafted(self, at: int, token: int, top: float) -> None:
         """A token of the drafter's own was drafted for this place of the text, where its likeliest had probability
@@ -103,21 +105,5 @@ class Copies:
         Args:
             ids: the text, which has been read.
         """
-        matched, end = self._match([*ids[-LONGEST - 1 :], *drafted][-LONGEST - 1 :])
-        return Copy(ids[end], self.rates.of_copy(matched)) if matched else None
-
-    def _index(self, ids: Sequence[int]) -> None:
-        """Where runs of tokens end that something follows. Unlike `NgramIndex` it makes no list for each of them, of
-        which a prompt would have thousands.
-        """
-        for end in range(max(self._known, 1), len(ids)):
-            for size, ends in enumerate(self._ends[:end], start=1):
-                ends[tuple(ids[end - size : end])] = end
-        self._known = len(ids)
-
-    def _match(self, last: list[int]) -> tuple[int, int]:
-        """How many of the last tokens stood in the text before, and where they ended then."""
-        for size in range(min(LONGEST, len(last) - 1), 0, -1):
-            if end := self._ends[size - 1].get(tuple(last[-size:])):
-                return size, end
-        return 0, 0
+        matched, ends = self._index.matches([*ids[-LONGEST - 1 :], *drafted])
+        return Copy(ids[ends[0]], self.rates.of_copy(matched)) if matched else None
