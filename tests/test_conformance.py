@@ -25,7 +25,7 @@ from paceline.profiling import rounds
 from paceline.registry import Spec
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
-from tiny import byte_tokenizer, small_llama
+from tiny import LETTERS, byte_tokenizer, pair_tokenizer, small_llama, with_tokens
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {"llama": small_llama, "gpt_neox": small_neox}
 
@@ -50,6 +50,7 @@ SHIPPED = ("early-exit", "medusa", "eagle", "lookahead")
 MERGES: dict[str, Callable[[Path], str]] = {
     "eagle of EAGLE-3": lambda folder: f"eagle:head={folder / 'eagle3'}:extra=9",
     "draft-model that copies": lambda folder: f"draft-model:model={folder}:copy=1",
+    "draft-model of another tokenizer": lambda folder: f"draft-model:model={folder / 'other'}",
     "early-exit that copies": lambda folder: f"early-exit:head={folder / 'exit'}:copy=1",
     "eagle that copies": lambda folder: f"eagle:head={folder / 'eagle'}:copy=1",
     "layer-skip that copies": lambda _: "layer-skip:copy=1",
@@ -102,6 +103,10 @@ class World:
         draft = perturbed(MODELS[name](), noise=0.05)
         draft.save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)
+        pairs = [(LETTERS[5], LETTERS[6]), (LETTERS[1], LETTERS[2])]
+        letters = [*range(239, 9, -1), *range(9)]
+        with_tokens(draft, [*letters, 6, 2, 256]).save_pretrained(folder / "other")
+        pair_tokenizer([LETTERS[at] for at in letters], pairs, "</s>").save_pretrained(folder / "other")
         head = ExitHead.from_target(self.model, 1, exit_layers=2, tokens=range(240))
         perturbed(head, noise=0.05).save(folder / "exit")
         medusa = MedusaHead.from_target(self.model, heads=3, layers=2, tokens=range(240))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 EOS = "<|end|>"
 CHAT_TEMPLATE = (
@@ -13,16 +15,34 @@ CHAT_TEMPLATE = (
 )
 
 
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())  # that stand for bytes
+
+
 def byte_tokenizer(chat: bool = True) -> PreTrainedTokenizerFast:
     """One token a byte (ids 0-255 in the order of the byte-level alphabet), then the end-of-sequence token."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=EOS, clean_up_tokenization_spaces=False)
+    tokenizer = pair_tokenizer(LETTERS, [], EOS)
     if chat:
         tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def pair_tokenizer(letters: Sequence[str], pairs: Sequence[tuple[str, str]], eos: str) -> PreTrainedTokenizerFast:
+    """One token for each of these letters, and for each of these pairs, and the end-of-sequence token."""
+    names = [*letters, *(left + right for left, right in pairs)]
+    core = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, list(pairs)))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=eos, clean_up_tokenization_spaces=False)
+
+
+def with_tokens(model: PreTrainedModel, tokens: Sequence[int]) -> PreTrainedModel:
+    """The model, with these of its tokens for its vocabulary, in this order."""
+    places = (model.get_input_embeddings(), model.get_output_embeddings())
+    rows = [place.weight.data[list(tokens)] for place in places]
+    model.resize_token_embeddings(len(tokens), mean_resizing=False)
+    for place, kept in zip((model.get_input_embeddings(), model.get_output_embeddings()), rows, strict=True):
+        place.weight.data.copy_(kept)
+    return model
 
 
 def small_llama(seed: int = 0, **config: object) -> LlamaForCausalLM:

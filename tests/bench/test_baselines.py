@@ -10,8 +10,8 @@ import paceline
 from paceline import LLM
 from paceline.bench.methods import Method, build_method, check_method
 from paceline.decoding.sampling import SamplingParams
-from paceline.errors import OptionError, TokenizerMismatch, UnsupportedModel
-from tiny import byte_tokenizer, small_llama
+from paceline.errors import OptionError, UnsupportedModel
+from tiny import EOS, LETTERS, byte_tokenizer, pair_tokenizer, small_llama, with_tokens
 
 PROMPTS = [[10, 20, 30, 10, 20, 30, 10, 20], [7, 8, 9]]
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -141,9 +141,10 @@ def test_transformers_refusals_are_one_line(llm: LLM) -> None:
 
 
 def test_assistant_with_another_tokenizer(llm: LLM, tmp_path: Path) -> None:
-    small_llama().float().save_pretrained(tmp_path)
-    tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(["<extra>"])
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(TokenizerMismatch):
-        build(f"hf-assisted:model={tmp_path}", llm)
+    """transformers' universal assisted generation, greedily and, by another way, sampled."""
+    with_tokens(small_llama(), [*range(255, -1, -1), 66, 256]).float().save_pretrained(tmp_path)
+    pair_tokenizer(LETTERS[::-1], [(LETTERS[65], LETTERS[66])], EOS).save_pretrained(tmp_path)
+    method, prompts = build(f"hf-assisted:model={tmp_path}", llm), PROMPTS[:1]
+    assert method.generate(prompts, GREEDY, 0).outputs == build("ar", llm).generate(prompts, GREEDY, 0).outputs
+    sampled = SamplingParams(max_new_tokens=5, temperature=0.7)
+    assert 0 < len(method.generate(prompts, sampled, 0).outputs[0]) <= 5

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ from paceline.drafting.tree import TokenTree
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
 from paceline.targets.target import BlockTarget
-from tiny import small_llama
+from tiny import pair_tokenizer, small_llama, with_tokens
 
 VOCAB = 5
 LENGTH = 3  # of the output whose joint distribution is tested
@@ -303,6 +304,7 @@ MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
     ),
     "medusa": lambda target, _: Medusa(target, head=MedusaHead.from_target(target.model, heads=2, tokens=range(6))),
     "draft-model that copies": lambda target, other: DraftModel(target, model=other, copy=True),
+    "draft-model of another tokenizer": lambda target, other: with_another_tokenizer(target, other),
     "early-exit that copies": lambda target, _: early_exit(target, copy=True),
     "lookahead": lambda target, _: Lookahead(target, level=2, budget=30),  # three tokens are too short for more
     "rest": lambda target, _: Rest(target, datastore=datastore(), shortest=1, budget=5),
@@ -328,6 +330,7 @@ CHOSEN: dict[str, Callable[[BlockTarget], Drafter]] = {
 MERGES = [name for name in MAKE if name.startswith("merge of")]
 #: Hundreds of requests a pass: no candidate would be worth verifying.
 FIXED = ("prompt-lookup", "suffix", "recycling", "trigram", "auto")
+TOKENS_OF_THEIR_OWN = ("eagle with tokens of the text", "draft-model of another tokenizer")
 COPYING = [name for name in MAKE if name.endswith("copies")]
 
 
@@ -359,6 +362,13 @@ def test_nothing_that_the_drafter_knows_is_allowed(
 
 def early_exit(target: BlockTarget, copy: bool = False) -> EarlyExit:
     return EarlyExit(target, head=ExitHead.from_target(target.model, 1, tokens=range(6)), copy=copy)
+
+
+def with_another_tokenizer(target: BlockTarget, other: BlockTarget) -> DraftModel:
+    """The draft model has no token of the target's last, and one for a pair of others instead."""
+    letters, model = "abcdefg", with_tokens(deepcopy(other.model), [6, 5, 4, 3, 2, 1, 0, 1])
+    drafter = BlockTarget(model, pair_tokenizer(letters[::-1], [("a", "b")], "."))
+    return DraftModel(BlockTarget(target.model, pair_tokenizer(letters, [], "h")), model=drafter)
 
 
 def datastore() -> Datastore:
@@ -423,7 +433,7 @@ def engine_fit(
 @pytest.mark.parametrize(
     ("policy", "verifier"), [("adaedl", "rejection"), ("max-confidence", "rejection"), ("fixed", "match")]
 )
-@pytest.mark.parametrize("drafter", [*DRAFTERS, "eagle with tokens of the text", *COPYING])
+@pytest.mark.parametrize("drafter", [*DRAFTERS, *TOKENS_OF_THEIR_OWN, *COPYING])
 def test_engine(
     target: BlockTarget,
     drafter_model: BlockTarget,

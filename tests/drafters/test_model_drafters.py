@@ -20,7 +20,7 @@ from paceline.errors import OptionError, TokenizerMismatch, UnknownModel
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets.target import BlockTarget, Target, as_target
-from tiny import byte_tokenizer, small_llama
+from tiny import EOS, LETTERS, byte_tokenizer, pair_tokenizer, small_llama, with_tokens
 
 PROMPTS = [[5, 6, 7, 8], [100], [1, 2, 3, 4] * 5]
 NEW = 12
@@ -31,8 +31,14 @@ def target() -> BlockTarget:
     return BlockTarget(small_llama())
 
 
-def run(target: Target, drafter: Drafter, policy: StoppingPolicy | None = None, **options: object) -> list[Request]:
-    requests = [Request(prompt, limit=NEW, policy=policy or Fixed(k=4), **options) for prompt in PROMPTS]
+def run(
+    target: Target,
+    drafter: Drafter,
+    policy: StoppingPolicy | None = None,
+    prompts: list[list[int]] = PROMPTS,
+    **options: object,
+) -> list[Request]:
+    requests = [Request(prompt, limit=NEW, policy=policy or Fixed(k=4), **options) for prompt in prompts]
     for _ in Engine(target, drafter).run(requests, batch=2):
         pass
     return requests
@@ -93,16 +99,87 @@ class TestDraftModel:
         with pytest.raises(UnknownModel):
             DraftModel(target, model="no/such/model/anywhere")
 
-    def test_another_tokenizer_is_refused(self, tiny_model_dir: Path) -> None:
-        model = small_llama()
-        mine, other = byte_tokenizer(), byte_tokenizer()
-        other.add_tokens(["<extra>"])
+    def test_both_need_their_tokenizers(self, tiny_model_dir: Path) -> None:
+        model, mine = small_llama(), byte_tokenizer()
         assert DraftModel(as_target(model, mine), model=str(tiny_model_dir)).drafter.dtype == torch.float64
-        for tokenizer in (other, None):
-            with pytest.raises(TokenizerMismatch):
-                DraftModel(as_target(model, tokenizer), model=str(tiny_model_dir))
-            with pytest.raises(TokenizerMismatch):
-                DraftModel(as_target(model, mine), model=as_target(model, tokenizer))
+        with pytest.raises(TokenizerMismatch):
+            DraftModel(as_target(model), model=str(tiny_model_dir))
+        with pytest.raises(TokenizerMismatch):
+            DraftModel(as_target(model, mine), model=as_target(model))
+
+
+#: Of the byte tokenizer's tokens: the letters that the other tokenizer has, in its order.
+LETTERS_KEPT = [at for at in range(255, -1, -1) if at % 9]
+PAIRS = [(LETTERS[5], LETTERS[6]), (LETTERS[1], LETTERS[2]), (LETTERS[3], LETTERS[4])]
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> Target:
+    return as_target(small_llama(), byte_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def finer() -> Target:
+    """The same model without a ninth of its tokens."""
+    tokenizer = pair_tokenizer([LETTERS[at] for at in LETTERS_KEPT], [], "</s>")
+    return as_target(with_tokens(small_llama(), [*LETTERS_KEPT, 256]), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def coarser() -> Target:
+    """The same model with tokens for pairs, as which it looks upon the second of each."""
+    return as_target(with_tokens(small_llama(), [*range(256), 6, 2, 4, 256]), pair_tokenizer(LETTERS, PAIRS, EOS))
+
+
+class TestAnotherTokenizer:
+    """The draft model is the target itself, with other tokens."""
+
+    def test_right_where_both_have_the_token(self, bytewise: Target, finer: Target, coarser: Target) -> None:
+        for other in (finer, coarser):
+            requests = run(bytewise, drafter := DraftModel(bytewise, model=other))
+            for request in requests:
+                assert request.output == hf_greedy(bytewise.model, request.ids[: request.prompt_length], NEW)
+            known = set(drafter.tokens.tolist())
+            taken = [t for r in requests for t, of in zip(r.output, r.stats.sources, strict=True) if of != "target"]
+            assert known.issuperset(taken)
+            if other is coarser:
+                assert rate(requests) == 1
+            else:
+                assert 0.2 < rate(requests) < 1
+
+    def test_tokens_that_are_several_of_the_draft_models(self, bytewise: Target, coarser: Target) -> None:
+        drafter = DraftModel(coarser, model=bytewise)
+        assert drafter.translation.of(256) == [5, 6]
+        assert drafter.translation.of(259) == [256]  # the end
+        for request in run(coarser, drafter, prompts=[*PROMPTS, [256, 257, 258] * 4]):
+            assert request.output == hf_greedy(coarser.model, request.ids[: request.prompt_length], NEW)
+            assert request.stats.accepted > 0
+
+    def test_long_prompts_are_read_in_chunks(
+        self, bytewise: Target, finer: Target, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("paceline.drafters.draft_model.PREFILL_CHUNK", 6)
+        requests = run(bytewise, DraftModel(bytewise, model=finer))
+        assert [record.drafted for record in requests[2].stats.rounds[:4]] == [0, 0, 0, 4]
+        for request in requests:
+            assert request.output == hf_greedy(bytewise.model, request.ids[: request.prompt_length], NEW)
+
+    def test_a_text_that_outgrows_the_draft_models_cache_is_decoded_plainly(
+        self, bytewise: Target, finer: Target, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drafter = DraftModel(bytewise, model=finer)
+        monkeypatch.setattr(drafter.translation, "of", lambda token: [token % 200] * 5)
+        monkeypatch.setattr("paceline.drafters.draft_model.DRAFT", 8)
+        requests = run(bytewise, drafter)
+        for request in requests:
+            assert request.output == hf_greedy(bytewise.model, request.ids[: request.prompt_length], NEW)
+        drafted = [[record.drafted for record in request.stats.rounds] for request in requests]
+        assert drafted[1][0] > 0  # a prompt of one token
+        assert not any(drafted[2])  # of twenty: a hundred of the draft model's
+
+    def test_it_is_said(self, bytewise: Target, finer: Target, caplog: pytest.LogCaptureFixture) -> None:
+        DraftModel(bytewise, model=finer)
+        assert f"can draft {len(LETTERS_KEPT) + 1} of the target's 257 tokens" in caplog.text
 
 
 class TestLayerSkip:

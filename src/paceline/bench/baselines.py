@@ -15,7 +15,7 @@ from paceline.bench.methods import Generated, Method
 from paceline.errors import PacelineError, UnsupportedModel, first_line, require
 from paceline.targets.loading import quiet
 from paceline.targets.sources import load_model
-from paceline.targets.tokenizers import check_same_tokenizer
+from paceline.targets.tokenizers import require_tokenizer, same_tokenizer
 
 if TYPE_CHECKING:
     from paceline.decoding.sampling import SamplingParams
@@ -163,13 +163,16 @@ class HFEarlyExit(Generate):
 
 
 class Assisted(Generate):
-    """Assisted generation with a separate draft model: `generate(assistant_model=...)`."""
+    """Assisted generation with a separate draft model, `generate(assistant_model=...)`; where its tokenizer is another,
+    transformers' universal assisted generation.
+    """
 
     def __init__(self, name: str, target: PreTrainedModel, llm: LLM, *, model: str = "") -> None:
         super().__init__(name, target, llm)
         require(bool(model), f"{name}: say which model drafts, as in hf-assisted:model=NAME")
         self.assistant, tokenizer = load_model(model, dtype=target.dtype, device=target.device)
-        check_same_tokenizer(llm.target.tokenizer, tokenizer)
+        both = {"tokenizer": require_tokenizer(llm.target.tokenizer, name), "assistant_tokenizer": tokenizer}
+        self.tokenizers = {} if same_tokenizer(*both.values()) else both
 
     def options(self) -> dict[str, Any]:
-        return {"assistant_model": self.assistant}
+        return {"assistant_model": self.assistant, **self.tokenizers}

@@ -1,7 +1,8 @@
-"""Vanilla speculative decoding (Leviathan et al., 2023): a smaller model with the same tokenizer drafts."""
+"""Vanilla speculative decoding (Leviathan et al., 2023): a smaller model drafts."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -13,17 +14,24 @@ from torch import Tensor
 
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
+from paceline.drafting.translation import MOST, Text, TranslatedText, Translation
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.targets.cache import KVCache
 from paceline.targets.identity import model_key
 from paceline.targets.span import Span
 from paceline.targets.target import PREFILL_CHUNK, Target
-from paceline.targets.tokenizers import check_same_tokenizer
+from paceline.targets.tokenizers import require_tokenizer, same_tokenizer
+
+LONGER = 1.5  # tokens that a text may take for each one of the target's; if it takes more it is decoded plainly
+DRAFT = 18  # tokens of the target that there is room for besides: of a draft, and those before it
+
+log = logging.getLogger("paceline")
 
 
 class DraftModel(AutoregressiveDrafter):
-    """A smaller model drafts, on a cache of its own.
+    """A smaller model drafts, on a cache of its own. Where its tokenizer is not the target's it proposes tokens that
+    both have (see `Translation`).
 
     Args:
         model: name, folder or hub id of the draft model, or a loaded `Target` of it (from Python).
@@ -31,7 +39,7 @@ class DraftModel(AutoregressiveDrafter):
             policies that say so, as `pace` does.
 
     Raises:
-        TokenizerMismatch: when its tokenizer is not the target's.
+        TokenizerMismatch: one of the two has no tokenizer, or their tokens cannot be compared.
     """
 
     default_policy = "pace"
@@ -45,8 +53,10 @@ class DraftModel(AutoregressiveDrafter):
             self.drafter.takes_back,
             f"draft-model: from what {self.drafter.name} keeps of a text no rejected token can be taken back",
         )
-        if self.drafter.tokenizer or target.tokenizer:  # targets made in Python may go without
-            check_same_tokenizer(target.tokenizer, self.drafter.tokenizer)
+        self.translation = _translation(target, self.drafter)
+        if self.translation:
+            self.tokens = torch.tensor(self.translation.tokens, device=target.device)
+            self._columns = torch.tensor(self.translation.columns, device=self.drafter.device)
         self.hidden_width = self.drafter.config.hidden_size if self.drafter.has_blocks else None
         self.cache: KVCache
 
@@ -55,45 +65,63 @@ class DraftModel(AutoregressiveDrafter):
         return tuple(folder / model_key(self.drafter) for folder in super().predictors)
 
     def start(self, cache: KVCache) -> None:
-        self.cache = self.drafter.new_cache(cache.batch, cache.capacity)
+        capacity = int(cache.capacity * LONGER) + DRAFT * MOST if self.translation else cache.capacity
+        self.cache = self.drafter.new_cache(cache.batch, capacity)
 
     def begin(self, row: Row, hidden: object) -> None:
-        self.cache.reserve(row.policy.limit + 2)  # what a round's draft adds is taken back
+        row.state = TranslatedText(row.ids, self.translation) if self.translation else Text(row.ids)
+        self.cache.reserve((row.policy.limit + 2) * self._most)  # what a round's draft adds is taken back
         self.cache.lengths[row.slot] = 0
-        if self.cache.batch == 1:  # nobody else waits
+        if self.cache.batch == 1 and self.fits(row):  # nobody else waits
             self._catch_up(row)
+
+    @property
+    def _most(self) -> int:
+        """Tokens that one of the target's may be."""
+        return MOST if self.translation else 1
+
+    def fits(self, row: Row) -> bool:
+        """Whether there is room for the text, which may take more tokens of the draft model, and for a draft."""
+        drafted = (min(row.room, row.policy.limit) + 2) * self._most
+        return self.translation is None or len(row.state.ids) + drafted <= self.cache.capacity
 
     def behind(self, row: Row) -> bool:
         """Whether more than a chunk of a long prompt is still to be read."""
-        return len(row.ids) - 2 - int(self.cache.lengths[row.slot]) > PREFILL_CHUNK
+        return self._early(row) - int(self.cache.lengths[row.slot]) > PREFILL_CHUNK
 
     def ready(self, row: Row) -> bool:
         """A long prompt is read a chunk a round, as the target does; until then its request is decoded plainly."""
+        if not self.fits(row):
+            return False
         if not self.behind(row):
             return True
         own = self.cache.rows(row.slot, row.slot + 1)
         start = int(own.lengths[0])
-        self._read(row.ids[start : start + PREFILL_CHUNK], own)
+        self._read(row.state.ids[start : start + PREFILL_CHUNK], own)
         return False
 
     def _catch_up(self, row: Row) -> None:
-        """Read all but the last two tokens: rounds without a draft leave them unread."""
         own = self.cache.rows(row.slot, row.slot + 1)
-        self._read(row.ids[own.lengths[0] : -2], own)
+        self._read(row.state.ids[own.lengths[0] : self._early(row)], own)
+
+    def _early(self, row: Row) -> int:
+        """How many tokens all but the target's last two are: the two are read with the next draft."""
+        text: Text = row.state
+        return text.place(max(len(row.ids) - 2, 0))
 
     def _read(self, tokens: list[int], own: KVCache) -> None:
         self.drafter.prefill([min(token, self.drafter.vocab_size - 1) for token in tokens], own)
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         cache = self.cache.rows(0, len(rows))
-        waiting = [self.behind(row) for row in rows]
+        waiting = [self.behind(row) or not self.fits(row) for row in rows]
         if depth == 0:
             for row in rows:
                 if not waiting[row.slot]:
                     self._catch_up(row)
         # What the draft model has not seen: its own last token, and before the first also what the target added.
         news = [
-            (row.ids[cache.lengths[row.slot] :] if depth == 0 and not waiting[row.slot] else tree.tokens[-1:])
+            row.state.ids[cache.lengths[row.slot] :] if depth == 0 and not waiting[row.slot] else self._own(tree)
             for row, tree in zip(rows, trees, strict=True)
         ]
         width = max(map(len, news))
@@ -107,16 +135,42 @@ class DraftModel(AutoregressiveDrafter):
         cache.lengths += np.where(np.logical_or(waiting, idle), 0, counts)
         newest = range(len(rows)), counts - 1
         hidden = out.taps[last][newest] if wanted else None
-        return Step(fit_vocabulary(out.logits[newest], self.target.vocab_size), hidden)
+        logits = out.logits[newest]
+        if self.translation:
+            return Step(logits.index_select(-1, self._columns), hidden)
+        return Step(fit_vocabulary(logits, self.target.vocab_size), hidden)
+
+    def _own(self, tree: TokenTree) -> list[int]:
+        """What was drafted last, in the draft model's tokens."""
+        return self.translation.of(tree.tokens[-1]) if self.translation else tree.tokens[-1:]
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: object) -> None:
         # Of what the draft model has cached, the tokens before the first that is not its own are right: the target's
         # own one, or what another drafter proposed, whose nodes come after those of this draft.
         own = next((at for at, node in enumerate(path) if node != at), len(path))
-        self.cache.lengths[row.slot] = min(self.cache.lengths[row.slot], len(row.ids) - 1 - len(path) + own)
+        row.state.read(row.ids)
+        right = row.state.place(max(len(row.ids) - 1 - len(path) + own, 0))
+        self.cache.lengths[row.slot] = min(self.cache.lengths[row.slot], right)
 
     def move(self, source: int, target: int) -> None:
         self.cache.move(source, target)
+
+
+def _translation(target: Target, drafter: Target) -> Translation | None:
+    """Between two models with different tokenizers. Targets made in Python may both go without."""
+    if target.tokenizer is None and drafter.tokenizer is None:
+        return None
+    ours, other = (require_tokenizer(model.tokenizer, DraftModel.source) for model in (target, drafter))
+    if same_tokenizer(ours, other):
+        return None
+    found = Translation(ours, other, (target.vocab_size, drafter.vocab_size))
+    log.warning(
+        "draft-model: %s has another tokenizer: it can draft %d of the target's %d tokens",
+        drafter.name,
+        len(found.tokens),
+        len(ours),
+    )
+    return found
 
 
 def fit_vocabulary(logits: Float[Tensor, "batch drafter_vocab"], size: int) -> Float[Tensor, "batch size"]:

@@ -1,10 +1,12 @@
-"""Whether two models read and write the same tokens."""
+"""Whether two models read and write the same tokens, and what their tokens are in a text."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import TokenizerMismatch
 
@@ -14,26 +16,79 @@ if TYPE_CHECKING:
 PROBE = "Hello, world!  Ünïcödé 123,456\n\tdef f(x): return x**2  # 你好 🚴\n<|im_start|></s><s>[INST] naïve café"
 
 
-def check_same_tokenizer(target: PreTrainedTokenizerBase | None, drafter: PreTrainedTokenizerBase | None) -> None:
-    """Compares the tokenizers themselves: vocabulary sizes of two models may agree by accident, and may differ by
-    padding alone.
+def require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, what: str) -> PreTrainedTokenizerBase:
+    """It, where there is one; else TokenizerMismatch."""
+    if tokenizer is None:
+        raise TokenizerMismatch(f"{what}: both models need their tokenizers, so that these can be compared")
+    return tokenizer
+
+
+def same_tokenizer(target: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether every token string has the same id, and a probe text is split alike. Vocabulary sizes of two models may
+    agree by accident, and may differ by padding alone.
+    """
+    return target.get_vocab() == other.get_vocab() and _probed(target) == _probed(other)
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes | str]:
+    """By token: its bytes in a text, or the name of a special one, which stands for no text.
 
     Raises:
-        TokenizerMismatch: when a token string has different ids, or a probe text is split differently.
+        TokenizerMismatch: it neither works on bytes nor marks spaces as sentencepiece does.
     """
-    if target is None or drafter is None:
-        raise TokenizerMismatch("draft-model: both models need their tokenizers, to make sure that they are the same")
-    ours, theirs = target.get_vocab(), drafter.get_vocab()
-    if ours != theirs:
-        differing = {t for t in ours.keys() & theirs.keys() if ours[t] != theirs[t]} | (ours.keys() ^ theirs.keys())
-        raise TokenizerMismatch(
-            f"draft-model: its tokenizer differs from the target's in {len(differing)} of {len(ours)} tokens"
-        )
-    if target.encode(PROBE, add_special_tokens=False) != drafter.encode(PROBE, add_special_tokens=False):
-        raise TokenizerMismatch("draft-model: its tokenizer has the target's vocabulary but splits text differently")
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    literal = tokenizer.added_tokens_decoder.keys() - special
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    spec = json.loads(backend.to_str()) if backend else {}
+    kinds = set(_kinds(spec.get("decoder"))) | set(_kinds(spec.get("pre_tokenizer")))
+    encode: Callable[[str], bytes | None]
+    if "ByteLevel" in kinds:
+        encode = _by_letters()
+    elif kinds & {"Metaspace", "Replace"} and "▁" in json.dumps(spec["decoder"], ensure_ascii=False):
+        encode = _of_sentencepiece
+    else:
+        raise TokenizerMismatch(f"no way is known to tell the bytes of a {type(tokenizer).__name__}'s tokens")
+    found: dict[int, bytes | str] = {}
+    for name, token in tokenizer.get_vocab().items():
+        if token in special:
+            found[token] = name
+        elif (text := name.encode() if token in literal else encode(name)) is not None:
+            found[token] = text
+    return found
+
+
+def _kinds(part: dict[str, Any] | None) -> Iterator[str]:
+    """What kinds of steps a decoder or pre-tokenizer is made of."""
+    if part:
+        yield part["type"]
+        for inner in part.get("decoders", part.get("pretokenizers", ())):
+            yield from _kinds(inner)
+
+
+def _by_letters() -> Callable[[str], bytes | None]:
+    """GPT-2's way: each byte is written as a letter."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    values = {ord(letter): byte for byte, letter in bytes_to_unicode().items()}
+
+    def encode(name: str) -> bytes | None:
+        letters = name.translate(values)
+        return letters.encode("latin-1") if letters.isascii() or max(letters) <= "\xff" else None
+
+    return encode
+
+
+def _of_sentencepiece(name: str) -> bytes:
+    """Spaces are written as "▁", and bytes that no token covers as "<0x0A>"."""
+    byte = re.fullmatch("<0x([0-9A-F]{2})>", name)
+    return bytes([int(byte[1], 16)]) if byte else name.replace("▁", " ").encode()
+
+
+def _probed(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return list(tokenizer.encode(PROBE, add_special_tokens=False))
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 of what makes two tokenizers the same: every token's id, and how a probe text is split."""
-    facts = [sorted(tokenizer.get_vocab().items()), tokenizer.encode(PROBE, add_special_tokens=False)]
+    facts = [sorted(tokenizer.get_vocab().items()), _probed(tokenizer)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
