@@ -69,7 +69,8 @@ class Translation:
             raise TokenizerMismatch("draft-model: the two tokenizers have no token in common")
         self.tokens, self.columns = list(pairs), list(pairs.values())
         self._known = {token: [other] for token, other in pairs.items()}
-        self.start, self.bos = drafter("").input_ids[:1], target.bos_token_id  # what texts begin with
+        self.start = [token for token in drafter("").input_ids[:1] if token == drafter.bos_token_id]
+        self.bos = target.bos_token_id
         stand_ins = (drafter.unk_token_id, self._pieces.get(b" "), self.columns[0])
         self._nothing = next(token for token in stand_ins if token is not None)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PROBE = "Hello, world!  Ünïcödé 123,456\n\tdef f(x): return x**2  # 你好 🚴\n<|im_start|></s><s>[INST] naïve café"
+SPACE = "▁"  # as sentencepiece writes it
 
 
 def require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, what: str) -> PreTrainedTokenizerBase:
@@ -36,25 +37,18 @@ def token_texts(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes | str]:
     Raises:
         TokenizerMismatch: it neither works on bytes nor marks spaces as sentencepiece does.
     """
-    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    literal = tokenizer.added_tokens_decoder.keys() - special
     backend = getattr(tokenizer, "backend_tokenizer", None)
     spec = json.loads(backend.to_str()) if backend else {}
-    kinds = set(_kinds(spec.get("decoder"))) | set(_kinds(spec.get("pre_tokenizer")))
-    encode: Callable[[str], bytes | None]
+    parts = spec.get("decoder"), spec.get("pre_tokenizer")
+    kinds = {kind for part in parts for kind in _kinds(part)}
     if "ByteLevel" in kinds:
         encode = _by_letters()
-    elif kinds & {"Metaspace", "Replace"} and "▁" in json.dumps(spec["decoder"], ensure_ascii=False):
+    elif kinds & {"Metaspace", "Replace"} and SPACE in json.dumps(parts, ensure_ascii=False):
         encode = _of_sentencepiece
     else:
         raise TokenizerMismatch(f"no way is known to tell the bytes of a {type(tokenizer).__name__}'s tokens")
-    found: dict[int, bytes | str] = {}
-    for name, token in tokenizer.get_vocab().items():
-        if token in special:
-            found[token] = name
-        elif (text := name.encode() if token in literal else encode(name)) is not None:
-            found[token] = text
-    return found
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    return {token: name if token in special else encode(name) for name, token in tokenizer.get_vocab().items()}
 
 
 def _kinds(part: dict[str, Any] | None) -> Iterator[str]:
@@ -65,23 +59,19 @@ def _kinds(part: dict[str, Any] | None) -> Iterator[str]:
             yield from _kinds(inner)
 
 
-def _by_letters() -> Callable[[str], bytes | None]:
-    """GPT-2's way: each byte is written as a letter."""
+def _by_letters() -> Callable[[str], bytes]:
+    """GPT-2's way: each byte is written as a letter. Names with anything else in them are texts as they stand."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     values = {ord(letter): byte for byte, letter in bytes_to_unicode().items()}
-
-    def encode(name: str) -> bytes | None:
-        letters = name.translate(values)
-        return letters.encode("latin-1") if letters.isascii() or max(letters) <= "\xff" else None
-
-    return encode
+    other = re.compile(f"[^{re.escape(''.join(map(chr, values)))}]")
+    return lambda name: name.encode() if other.search(name) else name.translate(values).encode("latin-1")
 
 
 def _of_sentencepiece(name: str) -> bytes:
-    """Spaces are written as "▁", and bytes that no token covers as "<0x0A>"."""
+    """Bytes that no token covers are written as "<0x0A>"."""
     byte = re.fullmatch("<0x([0-9A-F]{2})>", name)
-    return bytes([int(byte[1], 16)]) if byte else name.replace("▁", " ").encode()
+    return bytes([int(byte[1], 16)]) if byte else name.replace(SPACE, " ").encode()
 
 
 def _probed(tokenizer: PreTrainedTokenizerBase) -> list[int]:
