@@ -1,7 +1,7 @@
 """A copy of a model with another tokenizer, as a draft model to try what translating texts costs.
 
     python benchmarks/other_tokenizer.py FOLDER [--model smollm2-135m] [--merges 20000]
-    paceline bench --methods ar,draft-model:model=FOLDER+fixed:k=4
+    paceline bench --suite PROMPTS.jsonl --methods ar,draft-model:model=FOLDER+fixed:k=4 --out RESULTS
 
 The tokenizer keeps the first merges only, so that rarer words fall into more tokens, and numbers all tokens anew. The
 weights are the model's own: with the model's own tokenizer every draft would be right (greedy), so that what is missing

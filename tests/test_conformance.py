@@ -87,6 +87,7 @@ RUNS = [
 MERGED = ("fixed", "beta-ts")  # policies are enough for these
 RUNS += [(drafter, policy) for drafter in MERGES for policy in MERGED]
 RUNS += [("early-exit that copies", policy) for policy in ("adaedl", "max-confidence", "cali-ts", "specdec++", "disco")]
+RUNS += [("draft-model of another tokenizer", policy) for policy in ("pace", "adaedl", "specdec++")]
 RUNS += [("eagle of EAGLE-3", policy) for policy in ("pace", "adaedl", "cali-ts", "specdec++")]
 
 #: Prompts of different lengths; repetition gives n-gram drafters something to copy.

@@ -147,8 +147,9 @@ class TestAnotherTokenizer:
             else:
                 assert 0.2 < rate(requests) < 1
 
-    def test_tokens_that_are_several_of_the_draft_models(self, bytewise: Target, coarser: Target) -> None:
-        drafter = DraftModel(coarser, model=bytewise)
+    @pytest.mark.parametrize("copy", [False, True])
+    def test_tokens_that_are_several_of_the_draft_models(self, bytewise: Target, coarser: Target, copy: bool) -> None:
+        drafter = DraftModel(coarser, model=bytewise, copy=copy)
         assert drafter.translation.of(256) == [5, 6]
         assert drafter.translation.of(259) == [256]  # the end
         for request in run(coarser, drafter, prompts=[*PROMPTS, [256, 257, 258] * 4]):
