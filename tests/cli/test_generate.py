@@ -260,9 +260,11 @@ def test_folder_that_is_no_model(run, tmp_path):
     refused(run("generate", "hello", "-m", tmp_path), 1, str(tmp_path))
 
 
-def test_draft_model_with_another_tokenizer(run, tiny_model_dir, other_tokenizer_dir):
-    drafter = f"draft-model:model={other_tokenizer_dir}"
-    refused(run("generate", "hello", "-m", tiny_model_dir, "-d", drafter), 1, "tokenizer")
+def test_draft_model_with_another_tokenizer(run, tiny_model_dir, other_tokenizer_dir, caplog):
+    words = ("generate", "hello", "-m", tiny_model_dir, "-n", 8)
+    got = run(*words, "-d", f"draft-model:model={other_tokenizer_dir}", "-p", "fixed:k=2")
+    assert got.out == run(*words, "-d", "none").out
+    assert "has another tokenizer: it can draft" in caplog.text
 
 
 def test_prompt_files_that_cannot_be_read(run, tmp_path, stdin):

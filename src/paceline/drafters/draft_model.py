@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
-from paceline.drafting.translation import MOST, Text, TranslatedText, Translation
+from paceline.drafting.translation import MOST, DraftText, TranslatedText, Translation
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.targets.cache import KVCache
@@ -69,7 +69,7 @@ class DraftModel(AutoregressiveDrafter):
         self.cache = self.drafter.new_cache(cache.batch, capacity)
 
     def begin(self, row: Row, hidden: object) -> None:
-        row.state = TranslatedText(row.ids, self.translation) if self.translation else Text(row.ids)
+        row.state = TranslatedText(row.ids, self.translation) if self.translation else DraftText(row.ids)
         self.cache.reserve((row.policy.limit + 2) * self._most)  # what a round's draft adds is taken back
         self.cache.lengths[row.slot] = 0
         if self.cache.batch == 1 and self.fits(row):  # nobody else waits
@@ -106,7 +106,7 @@ class DraftModel(AutoregressiveDrafter):
 
     def _early(self, row: Row) -> int:
         """How many tokens all but the target's last two are: the two are read with the next draft."""
-        text: Text = row.state
+        text: DraftText = row.state
         return text.place(max(len(row.ids) - 2, 0))
 
     def _read(self, tokens: list[int], own: KVCache) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 MOST = 8  # tokens that one is translated to; of a longer run of spaces, say, the last
 
 
-class Text:
-    """The text in the target's own tokens."""
+class DraftText:
+    """The text, in the target's own tokens: the draft model has the same."""
 
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
@@ -94,7 +94,7 @@ class Translation:
         return found[-MOST:] or [self._nothing]
 
 
-class TranslatedText(Text):
+class TranslatedText(DraftText):
     """The text in the draft model's tokens."""
 
     def __init__(self, ids: Sequence[int], translation: Translation) -> None:
