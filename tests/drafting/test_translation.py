@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from paceline.drafting.translation import MOST, TranslatedText, Translation
@@ -17,8 +18,8 @@ TEXTS = st.text(st.sampled_from("abc .\n é你🚴"), max_size=12)
 SPACE = " "
 
 
-def of_spaces(*, begin: bool = True) -> PreTrainedTokenizerFast:
-    """As sentencepiece's: words begin with a mark, and other bytes have tokens of their own."""
+def of_spaces() -> PreTrainedTokenizerFast:
+    """As sentencepiece's: words begin with a mark, other bytes have tokens of their own, and texts begin with one."""
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁ab"]
     merges = [("▁", "a"), ("▁a", "b")]
     core = Tokenizer(
@@ -28,10 +29,7 @@ def of_spaces(*, begin: bool = True) -> PreTrainedTokenizerFast:
     core.decoder = decoders.Sequence([decoders.Replace("▁", SPACE), decoders.ByteFallback(), decoders.Fuse()])
     roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     made = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **roles)
-    if begin:
-        from tokenizers.processors import TemplateProcessing
-
-        made.backend_tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    made.backend_tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
     return made
 
 

@@ -171,8 +171,9 @@ class Assisted(Generate):
         super().__init__(name, target, llm)
         require(bool(model), f"{name}: say which model drafts, as in hf-assisted:model=NAME")
         self.assistant, tokenizer = load_model(model, dtype=target.dtype, device=target.device)
-        both = {"tokenizer": require_tokenizer(llm.target.tokenizer, name), "assistant_tokenizer": tokenizer}
-        self.tokenizers = {} if same_tokenizer(*both.values()) else both
+        own = require_tokenizer(llm.target.tokenizer, name)
+        same = same_tokenizer(own, tokenizer)
+        self.tokenizers = {} if same else {"tokenizer": own, "assistant_tokenizer": tokenizer}
 
     def options(self) -> dict[str, Any]:
         return {"assistant_model": self.assistant, **self.tokenizers}

@@ -70,20 +70,16 @@ class DraftModel(AutoregressiveDrafter):
 
     def begin(self, row: Row, hidden: object) -> None:
         row.state = TranslatedText(row.ids, self.translation) if self.translation else DraftText(row.ids)
-        self.cache.reserve((row.policy.limit + 2) * self._most)  # what a round's draft adds is taken back
+        self.cache.reserve((row.policy.limit + 2) * row.state.most)  # what a round's draft adds is taken back
         self.cache.lengths[row.slot] = 0
         if self.cache.batch == 1 and self.fits(row):  # nobody else waits
             self._catch_up(row)
 
-    @property
-    def _most(self) -> int:
-        """Tokens that one of the target's may be."""
-        return MOST if self.translation else 1
-
     def fits(self, row: Row) -> bool:
         """Whether there is room for the text, which may take more tokens of the draft model, and for a draft."""
-        drafted = (min(row.room, row.policy.limit) + 2) * self._most
-        return self.translation is None or len(row.state.ids) + drafted <= self.cache.capacity
+        text: DraftText = row.state
+        drafted = (min(row.room, row.policy.limit) + 2) * text.most
+        return len(text.ids) + drafted <= self.cache.capacity
 
     def behind(self, row: Row) -> bool:
         """Whether more than a chunk of a long prompt is still to be read."""
@@ -121,7 +117,7 @@ class DraftModel(AutoregressiveDrafter):
                     self._catch_up(row)
         # What the draft model has not seen: its own last token, and before the first also what the target added.
         news = [
-            row.state.ids[cache.lengths[row.slot] :] if depth == 0 and not waiting[row.slot] else self._own(tree)
+            row.state.of(tree.tokens[-1]) if depth or waiting[row.slot] else row.state.ids[cache.lengths[row.slot] :]
             for row, tree in zip(rows, trees, strict=True)
         ]
         width = max(map(len, news))
@@ -139,10 +135,6 @@ class DraftModel(AutoregressiveDrafter):
         if self.translation:
             return Step(logits.index_select(-1, self._columns), hidden)
         return Step(fit_vocabulary(logits, self.target.vocab_size), hidden)
-
-    def _own(self, tree: TokenTree) -> list[int]:
-        """What was drafted last, in the draft model's tokens."""
-        return self.translation.of(tree.tokens[-1]) if self.translation else tree.tokens[-1:]
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: object) -> None:
         # Of what the draft model has cached, the tokens before the first that is not its own are right: the target's

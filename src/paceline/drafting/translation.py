@@ -22,8 +22,14 @@ MOST = 8  # tokens that one is translated to; of a longer run of spaces, say, th
 class DraftText:
     """The text, in the target's own tokens: the draft model has the same."""
 
+    most = 1  # tokens that one of the target's may be
+
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
+
+    def of(self, token: int) -> list[int]:
+        """The draft model's tokens for one of the target's."""
+        return [token]
 
     def read(self, ids: list[int]) -> None:
         """The text has grown to these tokens of the target."""
@@ -97,12 +103,17 @@ class Translation:
 class TranslatedText(DraftText):
     """The text in the draft model's tokens."""
 
+    most = MOST
+
     def __init__(self, ids: Sequence[int], translation: Translation) -> None:
         self._translation = translation
         begun = bool(ids) and ids[0] == translation.bos
         super().__init__([] if begun else list(translation.start))
         self._ends = [len(self.ids)]  # of each of the target's tokens
         self.read(ids)
+
+    def of(self, token: int) -> list[int]:
+        return self._translation.of(token)
 
     def read(self, ids: Sequence[int]) -> None:
         for token in ids[len(self._ends) - 1 :]:

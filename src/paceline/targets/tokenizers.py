@@ -46,7 +46,10 @@ def token_texts(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes | str]:
     elif kinds & {"Metaspace", "Replace"} and SPACE in json.dumps(parts, ensure_ascii=False):
         encode = _of_sentencepiece
     else:
-        raise TokenizerMismatch(f"no way is known to tell the bytes of a {type(tokenizer).__name__}'s tokens")
+        kind = type(tokenizer).__name__
+        raise TokenizerMismatch(
+            f"no way is known to tell the bytes of this {kind}'s tokens: it cannot be compared with another tokenizer"
+        )
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     return {token: name if token in special else encode(name) for name, token in tokenizer.get_vocab().items()}
 
