@@ -19,11 +19,11 @@ from paceline.decoding.request import Request
 from paceline.decoding.sampling import SamplingParams
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.medusa.head import VOCABULARIES, MedusaHead
-from paceline.drafters.medusa.tree import Choice, likeliest
 from paceline.drafters.merge import Merge
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.suffix import Suffix
 from paceline.drafting.base import Drafter, Row
+from paceline.drafting.likeliest_paths import Choice, likeliest
 from paceline.drafting.tree import TokenTree
 from paceline.errors import CheckpointError, OptionError, UnsupportedModel
 from paceline.policies.base import StoppingPolicy

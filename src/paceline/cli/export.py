@@ -117,6 +117,26 @@ def eagle(
     _report(out, folder, {"layers": made.config.layers}, as_json)
 
 
+@app.command("dflash")
+def dflash(
+    out: Out,
+    model: Model = DEFAULT,
+    head: Head = "auto",
+    layout: Format = "vllm",
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """A DFlash head in the speculators format, which vLLM reads, or in that of z-lab/dflash."""
+    from paceline.drafters.dflash.formats import read_dflash, write_dflash
+    from paceline.drafters.dflash.head import DFlashHead
+
+    target = _target(model)
+    made, folder = DFlashHead.take(head, target, read_dflash)
+    assert folder is not None
+    write_dflash(made, target, out, layout, _dtype(dtype))
+    _report(out, folder, {"layers": made.config.layers, "block": made.config.block}, as_json)
+
+
 @app.command("llama-cpp-lookup")
 def llama_cpp_lookup(
     out: Annotated[Path, Option("--out", "-o", parser=new_file, metavar="FILE", help="New file.")],

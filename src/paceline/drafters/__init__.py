@@ -19,6 +19,7 @@ DRAFTERS = Registry(
         "draft-model": "paceline.drafters.draft_model:DraftModel",
         "early-exit": "paceline.drafters.early_exit.drafter:EarlyExit",
         "medusa": "paceline.drafters.medusa.drafter:Medusa",
+        "dflash": "paceline.drafters.dflash.drafter:DFlash",
         "eagle": "paceline.drafters.eagle.drafter:Eagle",
         "layer-skip": "paceline.drafters.layer_skip.drafter:LayerSkip",
         "trigram": "paceline.drafters.trigram.drafter:Trigram",

@@ -119,7 +119,7 @@ class LlamaAttention(nn.Module):
         projections = (self.q_proj, self.k_proj, self.v_proj)
         queries, keys, values = (project(hidden_states).view(heads).transpose(1, 2) for project in projections)
         cos, sin = (table.unsqueeze(1) for table in position_embeddings)
-        queries, keys = (x * cos + _turned(x) * sin for x in (queries, keys))
+        queries, keys = (x * cos + turned(x) * sin for x in (queries, keys))
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_idx)
         if attention_mask is not None:  # with one torch has no fast kernel for keys that are shared
@@ -237,7 +237,7 @@ class LlamaLayers(nn.Module):
         self.lm_head = module
 
 
-def _turned(x: Tensor) -> Tensor:
+def turned(x: Tensor) -> Tensor:
     """The halves of each head exchanged, and the first of them negative."""
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)

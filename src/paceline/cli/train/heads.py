@@ -1,4 +1,4 @@
-"""`paceline train medusa` and `paceline train eagle`: draft heads on a model's features, adversarially if you like."""
+"""`paceline train medusa`, `eagle`, `eagle3`, `dflash`: heads on a model's features, adversarially if you like."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def _option(*names: str, help: str, **more: Any) -> Any:
 
 ROLLOUT = _option("--rollout", help="Drafting steps to learn: 1 on the model's states; above, on its own too.")
 FADING = _option("--fading", help="Weight of a step, relative to the one before it.")
+TAPS = _option("--taps", help="Which hidden states it reads, as 2,15,27; default some from a low to a late one.")
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,7 @@ def eagle(
 def eagle3(
     training: Training,
     head: Head,
-    taps: Annotated[
-        str, _option("--taps", help="Which hidden states it reads, as 2,15,27; default a low, a middle, a late one.")
-    ] = "",
+    taps: Annotated[str, TAPS] = "",
     token: Annotated[
         Literal["beside", "added"],
         _option("--token", help="The next token stands beside the state, as in EAGLE-3, or is added to it."),
@@ -141,9 +140,7 @@ def eagle3(
     def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
         from paceline.training.heads.eagle import Eagle3Options
 
-        given = taps.split(",") if taps else []
-        require(all(tap.strip().isdecimal() for tap in given), f"taps must be numbers as in 2,15,27, not '{taps}'")
-        common = head.options(training, stored) | {"taps": tuple(map(int, given)), "token": token, "shallow": shallow}
+        common = head.options(training, stored) | {"taps": _numbers(taps), "token": token, "shallow": shallow}
         options = Eagle3Options(noise=noise, rollout=rollout, fading=fading, **common)
         adversarial = head.game()
         from paceline.training.heads.prepare_feature_heads import prepare_eagle3
@@ -151,3 +148,37 @@ def eagle3(
         return prepare_eagle3(training.model, training.data, options, plan, adversarial)
 
     run(training, prepare)
+
+
+@grouped
+def dflash(
+    training: Training,
+    head: Head,
+    block: Annotated[int, _option("--block", help="Tokens of a block, the known one included.")] = 8,
+    taps: Annotated[str, TAPS] = "",
+    mask: Annotated[
+        int | None, _option("--mask", help="Token that stands for unknown ones; default the model's last.")
+    ] = None,
+    inner: Annotated[int | None, _option("--inner", help="Width of the layers' MLPs; default as the model's.")] = None,
+    every: Annotated[int, _option("--every", help="Tokens of text for each block that is learnt.")] = 4,
+    fading: Annotated[float, _option("--fading", help="Weight of a place, relative to the one before it.")] = 0.8,
+) -> None:
+    """Train DFlash's head for the drafter dflash; runs under `accelerate launch` and `torchrun` too."""
+
+    def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
+        from paceline.training.heads.dflash import DFlashOptions
+
+        common = head.options(training, stored) | {"taps": _numbers(taps), "mask": mask, "inner": inner}
+        options = DFlashOptions(block=block, every=every, fading=fading, **common)
+        adversarial = head.game()
+        from paceline.training.heads.prepare_feature_heads import prepare_dflash
+
+        return prepare_dflash(training.model, training.data, options, plan, adversarial)
+
+    run(training, prepare)
+
+
+def _numbers(taps: str) -> tuple[int, ...]:
+    given = taps.split(",") if taps else []
+    require(all(tap.strip().isdecimal() for tap in given), f"taps must be numbers as in 2,15,27, not '{taps}'")
+    return tuple(map(int, given))

@@ -57,7 +57,7 @@ class Training:
         training_option(
             "--objective",
             help="Learn the text, the model's likeliest token, its probabilities of the likeliest few, or of all "
-            "(medusa, eagle, eagle3).",
+            "(medusa, eagle, eagle3, dflash).",
         ),
     ] = "distil"
     epochs: Annotated[int, training_option("--epochs", help="Passes over the data.")] = 4

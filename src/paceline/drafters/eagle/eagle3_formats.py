@@ -13,33 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from paceline.drafters.eagle.formats import (
-    EMBEDDING,
-    FILES,
-    OUTPUT,
-    WRITTEN,
-    embedding_rows,
-    llama_facts,
-    name_old_rope,
-    public_layers,
-    require_fit,
-    require_same,
-)
+from paceline.drafters.eagle.formats import FILES, WRITTEN, llama_facts, name_old_rope, public_layers
 from paceline.drafters.eagle.fused_head import OF_TARGET, OWN, Eagle3Config, Eagle3Head, default_taps
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.layouts import Layout, read_config, read_tensors, require_shapes, write_layout
-from paceline.drafting.output_rows import output_rows
+from paceline.drafting.public_heads import (
+    EMBEDDING,
+    embedding_rows,
+    require_fit,
+    require_same,
+    speculators_config,
+    take_vocabulary,
+    vocabulary_tensors,
+)
 from paceline.errors import CheckpointError, UnsupportedModel, require
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target
 
-OFFSETS, MASK = "d2t", "t2d"
 #: Of what a configuration may ask, what `Eagle3Head` does not have.
 WITHOUT = ("norm_before_fc", "fc_norm", "norm_output", "input_norm")
-SAME = 0.01  # relative error up to which an output matrix is the target's: what half precision explains
 VOCABULARY = ("tokens", "matrix")  # of our tensors, those that depend on it
 FIRST, ORIGINAL_FIRST = "layers.0.", "midlayer."
 OURS = "lm.model."  # what our layers' names begin with besides
@@ -48,7 +42,6 @@ NAMES = {f"{OURS}{FIRST}input_layernorm.weight": f"{FIRST}hidden_norm.weight"}
 NAMES |= {"entry_norm.weight": f"{FIRST}input_layernorm.weight"}
 TAPS = "eagle_aux_hidden_state_layer_ids"
 DRAFTED = 3  # tokens a round that the configuration recommends
-VERSION = "0.9.0"  # of the speculators format
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -77,7 +70,7 @@ def read_eagle3(folder: Path, target: Target) -> Eagle3Head:
     require_fit(fields, tensors, with_blocks(target, Eagle3Head.kind), title)
     if EMBEDDING in tensors:
         require_same(EMBEDDING, tensors.pop(EMBEDDING), embedding_rows, target, title)
-    tokens, output = _vocabulary(tensors, target, title)
+    tokens, output = take_vocabulary(tensors, target, title)
     made = Eagle3Config(
         layers=1 + max(found),
         taps=_taps(config, target, title),
@@ -117,36 +110,6 @@ def _eagle_config(config: dict[str, Any]) -> dict[str, Any]:
     """Where some trainers write what is EAGLE's."""
     found = config.get("eagle_config")
     return found if isinstance(found, dict) else {}
-
-
-def _vocabulary(
-    tensors: dict[str, Tensor], target: Target, title: str
-) -> tuple[Int[Tensor, " vocab"] | None, Float[Tensor, "vocab hidden"] | None]:
-    """Ids of the tokens that can be drafted (None: all), ascending, and the head's own output matrix (None: it is the
-    target's). Takes their tensors out.
-    """
-    output, offsets, mask = (tensors.pop(name, None) for name in (OUTPUT, OFFSETS, MASK))
-    every, of_head = target.vocab_size, offsets if output is None else output
-    count = every if of_head is None or not of_head.dim() else len(of_head)
-    shapes = {OUTPUT: (count, target.config.hidden_size), OFFSETS: (count,), MASK: (every,)}
-    given = {OUTPUT: output, OFFSETS: offsets, MASK: mask}
-    found = {name: tensor for name, tensor in given.items() if tensor is not None}
-    wanted = {name: shapes[name] for name in (*found, *([OFFSETS] if count != every else []))}
-    require_shapes(found, wanted, f"the {title}", ids=(OFFSETS, MASK))
-    tokens = torch.arange(count) if offsets is None else torch.arange(count) + offsets.long()
-    tokens, order = tokens.sort()
-    repeated = bool((tokens.diff() <= 0).any())
-    if repeated or not count or int(tokens[0]) < 0 or int(tokens[-1]) >= every:
-        raise CheckpointError(f"the {title} drafts tokens that are not some of 0 .. {every - 1}, each once")
-    if mask is not None and not torch.equal(mask.bool().nonzero()[:, 0], tokens):
-        raise CheckpointError(f"the {title} contradicts itself: {MASK} marks other tokens than those of {OFFSETS}")
-    if output is not None:
-        output, theirs = output[order], output_rows(target, tokens).float().cpu()
-        if (output.float() - theirs).norm() <= SAME * theirs.norm():
-            output = None
-        elif not output.isfinite().all():
-            raise CheckpointError(f"the {title} has weights that are no numbers")
-    return (None if output is None and count == every else tokens), output
 
 
 def _taps(config: dict[str, Any], target: Target, title: str) -> list[int]:
@@ -193,7 +156,8 @@ def write_eagle3(head: Eagle3Head, target: Target, out: Path, layout: Layout, dt
     tensors = {name: tensor for name, tensor in tensors.items() if name not in VOCABULARY}
     if layout == "original":
         tensors = {name.replace(FIRST, ORIGINAL_FIRST): tensor for name, tensor in tensors.items()}
-    tensors |= _of_vocabulary(head, target, layout)
+    own = None if head.shares_output else head.matrix
+    tensors |= vocabulary_tensors(head.tokens, own, target, shared=layout == "vllm")
     tensors = {name: t.to(dtype or t.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     kind = tensors["fc.weight"].dtype
     outputs = target.vocab_size if head.tokens is None else len(head.tokens)
@@ -206,42 +170,7 @@ def write_eagle3(head: Eagle3Head, target: Target, out: Path, layout: Layout, dt
     write_layout(out, facts, WRITTEN[layout], tensors)
 
 
-def _of_vocabulary(head: Eagle3Head, target: Target, layout: Layout) -> dict[str, Tensor]:
-    """The output matrix, unless it is the whole of the target's and the program shares that, and the map to tokens."""
-    tokens, every = head.tokens, target.vocab_size
-    if tokens is None and layout == "vllm":
-        return {}
-    matrix = output_rows(target, tokens) if head.shares_output else head.matrix
-    assert matrix is not None  # its own was loaded with it
-    if tokens is None or len(tokens) == every:
-        return {OUTPUT: matrix}
-    ids = tokens.cpu()
-    mask = torch.zeros(every, dtype=torch.bool).index_fill_(0, ids, True)
-    return {OUTPUT: matrix, OFFSETS: ids - torch.arange(len(ids)), MASK: mask}
-
-
 def _speculators(layers: dict[str, Any], made: Eagle3Config, target: Target, outputs: int) -> dict[str, Any]:
     """The configuration in the speculators format."""
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": DRAFTED,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    verifier = {"name_or_path": target.name, "architectures": getattr(target.config, "architectures", None) or []}
-    return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": VERSION,
-        "draft_vocab_size": outputs,
-        "norm_before_residual": made.norm_first,
-        TAPS: made.taps,
-        "dtype": layers["dtype"],
-        "transformer_layer_config": layers,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "proposal_methods": [proposal],
-            "default_proposal_method": "greedy",
-            "verifier": verifier,
-        },
-    }
+    facts = {"norm_before_residual": made.norm_first, TAPS: made.taps, "draft_vocab_size": outputs}
+    return speculators_config("eagle3", "Eagle3Speculator", layers, target, DRAFTED) | facts

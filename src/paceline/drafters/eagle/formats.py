@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.drafters.eagle.head import EagleConfig, EagleHead
@@ -23,20 +20,17 @@ from paceline.drafting.heads import with_blocks
 from paceline.drafting.layouts import Layout, read_config, read_tensors, require_shapes, write_layout
 from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import layers_config
-from paceline.errors import CheckpointError, CheckpointMismatch, UnsupportedModel, require
+from paceline.drafting.public_heads import EMBEDDING, OUTPUT, embedding_rows, require_fit, require_same
+from paceline.errors import CheckpointError, UnsupportedModel, require
 from paceline.targets.families import FAMILIES, LLAMA
 from paceline.targets.identity import model_key, probe_features
-from paceline.targets.span import Span
 from paceline.targets.target import Target
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 WRITTEN: dict[Layout, str] = {"original": "pytorch_model.bin", "vllm": "model.safetensors"}
-EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 OURS = "lm.model."  # what our layers' names begin with besides
 AS_LLAMA = ("llama", "mistral")  # families whose layers are Llama's
-COMPARED = 64  # tokens whose embeddings are compared
 ROPE = ("linear", "dynamic")  # scaling that the original program knows
-TOLERANCE = 0.1  # relative error: what quantisation explains, and no more
 
 log = logging.getLogger("paceline")
 
@@ -104,37 +98,6 @@ def public_layers(config: dict[str, Any], layers: int, target: Target, title: st
         raise CheckpointError(f"the configuration of the {title} does not make layers: {error}") from error
     made.max_position_embeddings = max(made.max_position_embeddings, target.config.max_position_embeddings)
     return layers_config(made, layers)
-
-
-def require_fit(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, title: str) -> None:
-    """Raises CheckpointMismatch where hidden size or vocabulary are not the target's."""
-    size, vocab = target.config.hidden_size, target.vocab_size
-    fc = next((len(tensor) for name, tensor in tensors.items() if name == "fc.weight" and tensor.dim() == 2), size)
-    for seen, wanted, what in (
-        (config.get("hidden_size", fc), size, "hidden states of"),
-        (fc, size, "hidden states of"),
-        (config.get("vocab_size", vocab), vocab, "a vocabulary of"),
-    ):
-        if seen != wanted:
-            raise CheckpointMismatch(f"the {title} is for {what} {seen}, {target.name} has {wanted}")
-
-
-def require_same(
-    name: str, tensor: Tensor, rows: Callable[[Target, Int[Tensor, " tokens"]], Tensor], target: Target, title: str
-) -> None:
-    """Raises CheckpointError or CheckpointMismatch unless a head's copy of a matrix is the target's, which `rows`
-    gives.
-    """
-    require_shapes({name: tensor}, {name: (target.vocab_size, target.config.hidden_size)}, f"the {title}")
-    ids = torch.linspace(0, target.vocab_size - 1, COMPARED).long()
-    theirs, ours = tensor[ids].double(), rows(target, ids).double().cpu()
-    if not (theirs - ours).norm() <= TOLERANCE * ours.norm():
-        raise CheckpointMismatch(f"the {title} was made for another model than {target.name}: {name} differs")
-
-
-@torch.no_grad()
-def embedding_rows(target: Target, ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
-    return target.embed(Span(ids[None].to(target.device), np.zeros(1, dtype=np.int64)))[0]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -12,12 +11,8 @@ from torch.nn import functional
 
 from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
 from paceline.drafting.own_layers import fast_linear
+from paceline.drafting.parallel import Guesses
 from paceline.targets.target import Target
-
-
-class Guesses(NamedTuple):
-    states: Float[Tensor, "batch heads hidden"]  # what enters the vocabulary layers
-    logits: Float[Tensor, "batch heads vocab"]
 
 
 class MedusaForward:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 OWN, SHARED, OF_TARGET = VOCABULARIES = ("own", "shared", "target")
-RANKS = 10  # of a head's choices, how many have their accuracy measured, and may stand in a tree
 
 
 @dataclass(frozen=True, kw_only=True)

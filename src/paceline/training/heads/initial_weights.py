@@ -18,6 +18,7 @@ from paceline.training.heads.head_task import ahead
 from paceline.training.objectives import soft_labels
 
 if TYPE_CHECKING:
+    from paceline.drafters.dflash.head import DFlashHead
     from paceline.drafters.eagle.fused_head import Eagle3Head
     from paceline.drafters.eagle.head import EagleHead
     from paceline.drafters.early_exit.head import ExitHead
@@ -90,6 +91,23 @@ def fit_eagle3(head: Eagle3Head, frozen: HiddenStates, data: Dataset, samples: S
     head.fc.weight.copy_(fitted[:, :read])
     if head.token_in is not None:
         head.token_in.weight.copy_(fitted[:, read:])
+    head.norm.weight.fill_(float(squares.sqrt()))
+
+
+@torch.no_grad()
+def fit_dflash(head: DFlashHead, frozen: HiddenStates, data: Dataset, samples: Sequence[int]) -> None:
+    """Let `fc` guess the next feature from the states it fuses as well as a linear map can, and the final norm give
+    what comes out the size of features; the layers learn the rest.
+    """
+    size = head.fc.out_features
+    found, squares = Regression(head.fc.in_features, size, head.fc.weight.device), torch.zeros(())
+    for batch, asked in _learnt(data, samples, head.fc.weight.device, 1):
+        given = frozen(batch).float()
+        follows = ahead(given[..., -size:], 1, 0.0)[asked]
+        squares = follows.square().mean()
+        if found.add(given[..., :-size][asked], follows):
+            break
+    head.fc.weight.copy_(found.solve())
     head.norm.weight.fill_(float(squares.sqrt()))
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from paceline.drafters.medusa.head import RANKS, MedusaHead
+from paceline.drafting.parallel import RANKS
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
@@ -18,6 +18,7 @@ from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, 
 from paceline.training.heads.simulated_acceptance import COUNTS, draft_counts, figures, tally
 
 if TYPE_CHECKING:
+    from paceline.drafters.medusa.head import MedusaHead
     from paceline.training.heads.frozen_layers import HiddenStates
 
 DECAY = 0.8  # a head's weight in the loss, relative to the one before it (Medusa, section 2.2.1)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from paceline.drafters.dflash.head import DFlashHead
 from paceline.drafters.eagle.fused_head import BESIDE, Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
@@ -21,10 +22,11 @@ from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads.adversarial import Adversarial, AdversarialOptions, Discriminator
+from paceline.training.heads.dflash import DFlashOptions, DFlashTask
 from paceline.training.heads.eagle import Eagle3Options, EagleOptions, EagleTask
 from paceline.training.heads.feature_store import FeatureStore
 from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates
-from paceline.training.heads.initial_weights import fit_eagle, fit_eagle3, fit_entry, fit_medusa
+from paceline.training.heads.initial_weights import fit_dflash, fit_eagle, fit_eagle3, fit_entry, fit_medusa
 from paceline.training.heads.medusa import MedusaOptions, MedusaTask, break_symmetry
 from paceline.training.heads.prepare import (
     PreparedTraining,
@@ -124,6 +126,35 @@ def prepare_eagle3(
         return EagleTask(head, states, config, matrix, plan.training.seed)
 
     return _prepared(frozen, head, fit_eagle3, make_task, config, plan, adversarial, taps=head.reads)
+
+
+def prepare_dflash(
+    name: str,
+    folders: Sequence[Path],
+    config: DFlashOptions,
+    plan: TrainingPlan,
+    adversarial: AdversarialOptions | None = None,
+) -> PreparedTraining:
+    """A DFlash head, as `prepare_medusa`."""
+    frozen = _frozen(name, folders, config, DFlashHead)
+    if isinstance(frozen.init, DFlashHead):
+        seen = [*frozen.init.config.causal, *frozen.init.config.windows]
+        require(not any(seen), "the head to go on from has layers that do not see all of a block, or all of the text")
+    head = DFlashHead.from_target(
+        frozen.model,
+        config.layers,
+        block=config.block,
+        tokens=frozen.tokens,
+        taps=config.taps,
+        mask=config.mask,
+        inner=config.inner,
+        seed=plan.training.seed,
+    )
+
+    def make_task(states: HiddenStates, matrix: Tensor) -> DFlashTask:
+        return DFlashTask(head, states, config, matrix, plan.training.seed)
+
+    return _prepared(frozen, head, fit_dflash, make_task, config, plan, adversarial, taps=head.config.taps)
 
 
 def _frozen(name: str, folders: Sequence[Path], config: HeadOptions, kind: type[TrainedHead]) -> FrozenModel:

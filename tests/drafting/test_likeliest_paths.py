@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.medusa.tree import Choice, likeliest
+from paceline.drafting.likeliest_paths import Choice, likeliest
 
 ACCURACIES = st.lists(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=3), min_size=1, max_size=3)
 
