@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import paceline
 import predictor_files
+from drafters.test_dflash import noisy as dflash_head
 from drafters.test_eagle3 import noisy as eagle3_head
 from drafters.test_eagle_head import noisy as eagle_head
 from helpers import Oracle, hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
@@ -36,6 +37,7 @@ OPTIONS: dict[str, Callable[[Path], str]] = {
     "early-exit": lambda folder: f":head={folder / 'exit'}",
     "medusa": lambda folder: f":head={folder / 'medusa'}",
     "eagle": lambda folder: f":head={folder / 'eagle'}",
+    "dflash": lambda folder: f":head={folder / 'dflash'}",
     "rest": lambda folder: f":datastore={datastore(folder / 'rest')}",
     "auto": lambda _: ":budget=8",  # a seed's sample under rejection is its own with fixed budgets only
     "lookahead": lambda _: ":budget=16",  # as many as pay would be none
@@ -55,6 +57,9 @@ MERGES: dict[str, Callable[[Path], str]] = {
     "eagle that copies": lambda folder: f"eagle:head={folder / 'eagle'}:copy=1",
     "layer-skip that copies": lambda _: "layer-skip:copy=1",
     "medusa that copies": lambda folder: f"medusa:head={folder / 'medusa'}:copy=1",
+    "dflash that copies": lambda folder: f"dflash:head={folder / 'dflash'}:copy=1",
+    "dflash in a tree": lambda folder: f"dflash:head={folder / 'dflash'}:tree=dynamic:budget=8",
+    "merge of dflash": lambda folder: f"merge:drafters=suffix|dflash;head={folder / 'dflash'}:budget=8",
     "merge of early-exit": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|suffix:budget=8",
     "merge of layer-skip": lambda folder: "merge:drafters=suffix|layer-skip:budget=8",
     "merge of both": lambda folder: f"merge:drafters=early-exit;head={folder / 'exit'}|layer-skip:budget=8",
@@ -74,7 +79,7 @@ TRAINED = ("specdec++", "disco")
 #: Policies that would hardly ever draft with models that are never sure.
 SHY = ("adaedl", "max-confidence")
 #: Drafters that show hidden states, and policies that look at them: the others refuse these.
-SHOW_HIDDEN = ("draft-model", "layer-skip", "early-exit", "medusa", "eagle")
+SHOW_HIDDEN = ("draft-model", "layer-skip", "early-exit", "medusa", "eagle", "dflash")
 READ_HIDDEN = ("specdec++",)
 
 RUNS = [
@@ -114,6 +119,7 @@ class World:
         perturbed(medusa, noise=0.05).save(folder / "medusa")
         eagle_head(self.model, 2, tokens=range(240)).save(folder / "eagle")
         eagle3_head(self.model, 2, tokens=range(240)).save(folder / "eagle3")
+        dflash_head(self.model, tokens=range(240)).save(folder / "dflash")
         self.predictors = predictor_files.write(folder)
         self.plain = paceline.load(self.model, drafter="none", tokenizer=byte_tokenizer())
         self.made: dict[str, LLM] = {}

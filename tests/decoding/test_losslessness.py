@@ -22,6 +22,8 @@ from paceline.decoding.request import Request
 from paceline.decoding.sampling import SamplingParams
 from paceline.decoding.verify import Outcome, chain_rejection, sample_match, tree_rejection
 from paceline.drafters import DRAFTERS
+from paceline.drafters.dflash.drafter import DFlash
+from paceline.drafters.dflash.head import DFlashHead
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.fused_head import Eagle3Head
@@ -303,6 +305,7 @@ MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
         target, head=Eagle3Head.from_target(target.model, 1, tokens=range(6)), extra=1
     ),
     "medusa": lambda target, _: Medusa(target, head=MedusaHead.from_target(target.model, heads=2, tokens=range(6))),
+    "dflash": lambda target, _: DFlash(target, head=DFlashHead.from_target(target.model, block=3, tokens=range(6))),
     "draft-model that copies": lambda target, other: DraftModel(target, model=other, copy=True),
     "draft-model of another tokenizer": lambda target, other: with_another_tokenizer(target, other),
     "early-exit that copies": lambda target, _: early_exit(target, copy=True),
@@ -326,6 +329,9 @@ CHOSEN: dict[str, Callable[[BlockTarget], Drafter]] = {
     "medusa": lambda target: Medusa(
         target, head=MedusaHead.from_target(target.model, heads=2), tree="dynamic", budget=5
     ),
+    "dflash": lambda target: DFlash(
+        target, head=DFlashHead.from_target(target.model, block=3), tree="dynamic", budget=5
+    ),
 }
 MERGES = [name for name in MAKE if name.startswith("merge of")]
 #: Hundreds of requests a pass: no candidate would be worth verifying.
@@ -334,7 +340,7 @@ TOKENS_OF_THEIR_OWN = ("eagle with tokens of the text", "draft-model of another 
 COPYING = [name for name in MAKE if name.endswith("copies")]
 
 
-@pytest.mark.parametrize("name", ["early-exit", "eagle", "medusa"])
+@pytest.mark.parametrize("name", ["early-exit", "eagle", "medusa", "dflash"])
 @pytest.mark.parametrize("policy", ["fixed:k=2", "cali-ts:k_max=2"])
 @pytest.mark.parametrize("sampling", [False, True])
 def test_nothing_that_the_drafter_knows_is_allowed(
