@@ -13,6 +13,7 @@ import paceline
 from helpers import hf_greedy, one_thread  # noqa: F401
 from paceline.api import LLM
 from paceline.drafters.auto import Auto, datastore
+from paceline.drafters.dflash.head import DFlashHead
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.forward import ALONG, MOST, TAIL
 from paceline.drafters.eagle.head import EagleHead
@@ -46,6 +47,7 @@ def test_without_a_trained_head() -> None:
     ("kind", "make"),
     [
         ("eagle", lambda model: EagleHead.from_target(model)),
+        ("dflash", lambda model: DFlashHead.from_target(model)),
         ("medusa", lambda model: MedusaHead.from_target(model, heads=3)),
     ],
 )

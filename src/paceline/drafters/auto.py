@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from paceline.drafters.dflash.drafter import DFlash
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.merge import Merge
@@ -33,8 +34,8 @@ class Auto(Merge):
 
     Args:
         parts: the sources (from Python), in place of those that the model has.
-        head: a trained head as for `eagle` or `medusa`; "auto": where there is no guide, the first that fits the model,
-            EAGLE's before Medusa's; "none": do without.
+        head: a trained head as for `eagle`, `dflash` or `medusa`; "auto": where there is no guide, the first that fits
+            the model, in this order; "none": do without.
         guide: as for `trigram`.
         share: "process": as for `suffix`, and `recycling` is one of the sources, with a memory of all requests.
         budget: most nodes that are verified; a number asks all sources every round, so that a seed's own sample does
@@ -89,7 +90,7 @@ def trained_head(target: Target, head: str = "auto") -> Drafter | None:
         PacelineError: the head that is named is not there, or does not fit.
     """
     refused: PacelineError | None = None
-    for make in (_eagle, _medusa):
+    for make in (_eagle, _dflash, _medusa):
         try:
             return make(target, head)
         except PacelineError as error:
@@ -101,6 +102,10 @@ def trained_head(target: Target, head: str = "auto") -> Drafter | None:
 
 def _eagle(target: Target, head: str) -> Drafter:
     return Eagle(target, head=head, tree=3, budget=12)
+
+
+def _dflash(target: Target, head: str) -> Drafter:
+    return DFlash(target, head=head, tree="dynamic", budget=12)
 
 
 def _medusa(target: Target, head: str) -> Drafter:
