@@ -38,7 +38,7 @@ PACKAGES = (
 )
 NOT_WANTED = ("torchvision", "torchaudio", "torchcodec")  # not built for this torch, which transformers trips over
 #: As vLLM calls them.
-METHODS = {"medusa": "medusa", "eagle": "eagle", "draft-model": "draft_model", "eagle3": "eagle3"}
+METHODS = {"medusa": "medusa", "eagle": "eagle", "draft-model": "draft_model", "eagle3": "eagle3", "dflash": "dflash"}
 SHIPPED = ("medusa", "eagle", "draft-model")  # of these there are heads of ours
 DEEP = ("medusa", "eagle", "eagle3")  # whose heads have K layers
 PROMPTS = HERE.parents[1] / "benchmarks" / "prompts" / "tuning.jsonl"
@@ -103,7 +103,8 @@ def main() -> None:
             words += ["--format", options.format] if method == "medusa" else []
             folder = exported(name, words, options.model, Path(scratch) / "head")
             theirs = serve({"method": METHODS[method], "model": str(folder), "num_speculative_tokens": options.draft})
-            drafter = f"{name}:head={head}:k={layers}" if layers else f"draft-model:model={folder}"
+            drafter = f"draft-model:model={folder}" if method == "draft-model" else f"{name}:head={head}"
+            drafter += f":k={layers}" if layers else ""
             ours = here(llm, f"{drafter}+fixed:k={options.draft}", prompts, plain, options)
         equal = same(theirs, plain)
         apart = abs(theirs.mean_accepted - ours.mean_accepted)  # no quotient: a useless head has none accepted

@@ -16,7 +16,7 @@ from paceline.drafting.base import Row
 from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import fast_linear
 from paceline.drafting.parallel import Guesses
-from paceline.targets.llama_layers import turned
+from paceline.targets.llama_layers import LlamaNorm, turned
 from paceline.targets.span import Span
 from paceline.targets.target import PREFILL_CHUNK, Target
 
@@ -36,7 +36,7 @@ class DFlashForward:
     def __init__(self, head: DFlashHead, target: Target, block: int) -> None:
         self.target, self.block = target, block
         self.mask, self.from_known = head.config.mask, head.config.from_known
-        self.fc, self.known_norm, self.norm = _fast(target, head.fc), head.hidden_norm, head.norm
+        self.fc, self.known_norm, self.norm = _fast(target, head.fc), _Norm(head.hidden_norm), _Norm(head.norm)
         layers = [cast("DFlashLayer", layer) for layer in head.layers]
         # All layers make keys and values of the same: one product.
         self.known = _fast(target, *(part for it in layers for part in (it.self_attn.k_proj, it.self_attn.v_proj)))
@@ -108,8 +108,9 @@ class _Layer:
     def __init__(self, layer: DFlashLayer, target: Target, causal: bool, window: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.causal, self.window, self.shared = causal, window, attention.shared
-        self.first_norm, self.second_norm = layer.input_layernorm, layer.post_attention_layernorm
-        self.query_norm, self.key_norm, self.head_dim = attention.q_norm, attention.k_norm, attention.head_dim
+        self.first_norm, self.second_norm = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self.query_norm, self.key_norm = _Norm(attention.q_norm), _Norm(attention.k_norm)
+        self.head_dim = attention.head_dim
         self.sizes = [part.out_features for part in (attention.q_proj, attention.k_proj, attention.v_proj)]
         self.qkv = _fast(target, attention.q_proj, attention.k_proj, attention.v_proj)
         self.out, self.down = _fast(target, attention.o_proj), _fast(target, mlp.down_proj)
@@ -164,6 +165,16 @@ class _Layer:
         hidden = hidden + self.out(attended.transpose(1, 2).reshape(batch * block, -1))
         gate, up = self.gate_up(self.second_norm(hidden)).chunk(2, -1)
         return hidden + self.down(functional.silu(gate) * up)
+
+
+class _Norm:
+    """`LlamaNorm` in one operation."""
+
+    def __init__(self, norm: LlamaNorm) -> None:
+        self.weight, self.eps = norm.weight.detach(), norm.variance_epsilon
+
+    def __call__(self, hidden: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows size"]:
+        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
 
 
 def _fast(target: Target, *parts: torch.nn.Linear) -> Linear:

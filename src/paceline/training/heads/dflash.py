@@ -47,8 +47,8 @@ class DFlashOptions(HeadOptions):
         require(0 < self.fading <= 1, f"fading must lie in (0, 1], not {self.fading}")
 
 
-class Blocks(NamedTuple):
-    """Blocks that begin at some tokens of each text."""
+class BlockStarts(NamedTuple):
+    """BlockStarts that begin at some tokens of each text."""
 
     begins: Int[Tensor, "batch blocks"]
     there: Bool[Tensor, "batch blocks"]  # False: padding
@@ -104,7 +104,7 @@ class DFlashTask(FeatureTask):
         ends = torch.tensor([[len(row) - 1] for row in batch.rows], device=batch.ids.device)
         return torch.arange(batch.ids.shape[1], device=batch.ids.device) < ends
 
-    def _drawn(self, batch: Batch, may: Bool[Tensor, "batch tokens"]) -> Blocks:
+    def _drawn(self, batch: Batch, may: Bool[Tensor, "batch tokens"]) -> BlockStarts:
         """Drawn by the step and the text: the same for any number of processes, and after a resumption."""
         chosen = []
         for row, allowed in zip(batch.rows, may.cpu().numpy(), strict=True):
@@ -113,12 +113,12 @@ class DFlashTask(FeatureTask):
             chosen.append(np.sort(draw.choice(at, -(-len(at) // self.options.every), replace=False)))
         return _side_by_side(chosen, may.device)
 
-    def _regular(self, may: Bool[Tensor, "batch tokens"]) -> Blocks:
+    def _regular(self, may: Bool[Tensor, "batch tokens"]) -> BlockStarts:
         """For measuring: always the same."""
         return _side_by_side([np.flatnonzero(row)[:: self.options.every] for row in may.cpu().numpy()], may.device)
 
     def _drafts(
-        self, batch: Batch, blocks: Blocks, every: bool
+        self, batch: Batch, blocks: BlockStarts, every: bool
     ) -> tuple[Drafts, Int[Tensor, "n places"], Bool[Tensor, "n places"]]:
         """The drafts, by block, then by place; of each block and place, which position of the flattened batch has what
         is to be known there, and whether there is anything.
@@ -143,7 +143,7 @@ class DFlashTask(FeatureTask):
         return Drafts(logits, weights, hidden, truth, loss), at, asked
 
     def _states(
-        self, batch: Batch, blocks: Blocks, read: Float[Tensor, "batch tokens taps*hidden"]
+        self, batch: Batch, blocks: BlockStarts, read: Float[Tensor, "batch tokens taps*hidden"]
     ) -> Float[Tensor, "batch blocks places hidden"]:
         """What comes out at the places of all blocks, in one pass: a block sees the text before it, and itself."""
         (texts, count), block, length = blocks.begins.shape, self.head.config.block, read.shape[1]
@@ -166,9 +166,9 @@ class DFlashTask(FeatureTask):
         return (each * shares).expand(asked.shape)[asked]
 
 
-def _side_by_side(rows: list[np.ndarray], device: torch.device) -> Blocks:
+def _side_by_side(rows: list[np.ndarray], device: torch.device) -> BlockStarts:
     most = max(1, *(len(row) for row in rows))
     begins, there = np.ones((len(rows), most), dtype=np.int64), np.zeros((len(rows), most), dtype=bool)
     for index, row in enumerate(rows):
         begins[index, : len(row)], there[index, : len(row)] = row, True
-    return Blocks(torch.from_numpy(begins).to(device), torch.from_numpy(there).to(device))
+    return BlockStarts(torch.from_numpy(begins).to(device), torch.from_numpy(there).to(device))
