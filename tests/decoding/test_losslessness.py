@@ -436,10 +436,16 @@ def engine_fit(
     return worst_p(counts, exact(target, params, prompt)), sum(request.stats.accepted for request in requests)
 
 
-@pytest.mark.parametrize(
-    ("policy", "verifier"), [("adaedl", "rejection"), ("max-confidence", "rejection"), ("fixed", "match")]
-)
-@pytest.mark.parametrize("drafter", [*DRAFTERS, *TOKENS_OF_THEIR_OWN, *COPYING])
+ENGINES = [
+    (drafter, *how)
+    for drafter in (*DRAFTERS, *TOKENS_OF_THEIR_OWN, *COPYING)
+    for how in (("adaedl", "rejection"), ("fixed", "match"))
+]
+#: Another rule that looks at q: with one drafter of each kind.
+ENGINES += [(drafter, "max-confidence", "rejection") for drafter in ("draft-model", "medusa", "merge", "auto")]
+
+
+@pytest.mark.parametrize(("drafter", "policy", "verifier"), ENGINES)
 def test_engine(
     target: BlockTarget,
     drafter_model: BlockTarget,
