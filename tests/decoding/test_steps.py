@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline
+from drafters.test_dflash import noisy as dflash_head
 from drafters.test_eagle3 import noisy as eagle3_head
 from drafters.test_eagle_head import noisy as eagle_head
 from helpers import one_thread, perturbed  # noqa: F401
@@ -19,6 +20,7 @@ from paceline.decoding import batch, reading
 from paceline.decoding.engine import Engine
 from paceline.decoding.prefixes import PrefixStore
 from paceline.decoding.request import Request
+from paceline.drafters.dflash.drafter import DFlash
 from paceline.drafters.dispatch import Dispatch
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.eagle.drafter import Eagle
@@ -43,6 +45,10 @@ DRAFTERS: dict[str, str | Callable[[Target], Drafter]] = {
     ),
     "medusa": lambda target: Medusa(
         target, head=perturbed(MedusaHead.from_target(small_llama().float(), heads=3), 0.05), tree="dynamic", budget=6
+    ),
+    "dflash": lambda target: DFlash(target, head=dflash_head(small_llama().float())),
+    "dflash in a tree": lambda target: DFlash(
+        target, head=dflash_head(small_llama().float()), tree="dynamic", budget=6
     ),
     "eagle": lambda target: Eagle(target, head=eagle_head(small_llama().float(), 1)),
     "eagle-3": lambda target: Eagle(target, head=eagle3_head(small_llama().float(), 1, tokens=range(200)), extra=9),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import DFlashCache
 
 from drafters.test_medusa import Ragged
 from helpers import hf_greedy, one_thread, small_neox  # noqa: F401
@@ -59,17 +60,18 @@ def logits(target: Target, head: DFlashHead, ids: Sequence[int], block: int = BL
     """`[places, vocab]`: what `DFlashHead.forward` says comes after a text."""
     before = len(ids) - 1
     given = torch.tensor([[ids[-1], *[head.config.mask] * (block - 1)]])
-    positions = torch.arange(before + block)[None]
-    seen = torch.ones(1, 1, block, before + block, dtype=torch.bool)
-    for causal, window in zip(head.config.causal or [False], head.config.windows or [0], strict=True):  # all alike
-        at = before + torch.arange(block)[:, None]
+    positions, at = torch.arange(before + block)[None], before + torch.arange(block)[:, None]
+    read = states(target, head, ids[:-1]) if before else given.new_zeros(1, 0, head.fc.in_features, dtype=target.dtype)
+    known, hidden = head.known(read), target.embed(Span(given, np.zeros(1, dtype=np.int64)))
+    kinds = zip(head.config.causal or [False] * 2, head.config.windows or [0] * 2, head.layers, strict=True)
+    for causal, window, layer in kinds:
+        seen = torch.ones(1, 1, block, before + block, dtype=torch.bool)
         if causal:
             seen = seen & (positions <= at)
         if window:
             seen = seen & (positions > at - window)
-    read = states(target, head, ids[:-1]) if before else given.new_zeros(1, 0, head.fc.in_features, dtype=target.dtype)
-    made = head(head.known(read), given, positions, seen)
-    return head.outputs(made)[0, 0 if head.config.from_known else 1 :]
+        hidden = layer(hidden, known, head.rotary(hidden, positions), seen)
+    return head.outputs(head.norm(hidden))[0, 0 if head.config.from_known else 1 :]
 
 
 class ToldDFlash(DFlash):
@@ -95,8 +97,9 @@ def run(target: Target, drafter: DFlash, policy: Callable[[], StoppingPolicy], *
 # -- what the head computes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("window", [None, BLOCK])
 @torch.no_grad()
-def test_it_computes_what_transformers_assistants_do() -> None:
+def test_it_computes_what_transformers_assistants_do(window: int | None) -> None:
     from transformers.models.muse_glimmer_assistant import configuration_muse_glimmer_assistant as configuration
     from transformers.models.muse_glimmer_assistant import modeling_muse_glimmer_assistant as modeling
 
@@ -104,8 +107,14 @@ def test_it_computes_what_transformers_assistants_do() -> None:
     head = noisy(model)
     shape = {**head.config.shape, "num_hidden_layers": 2, "vocab_size": 257, "target_layer_ids": [0, 2]}
     config = configuration.MuseGlimmerAssistantConfig(
-        **shape, block_size=BLOCK, mask_token_id=256, layer_types=["full_attention"] * 2
+        **shape,
+        block_size=BLOCK,
+        mask_token_id=256,
+        layer_types=["sliding_attention" if window else "full_attention"] * 2,
+        sliding_window=window or 99,
     )
+    if window:  # as they are read: transformers' windows have one token more
+        head.config = replace(head.config, causal=[False] * 2, windows=[window + 1] * 2)
     theirs = modeling.MuseGlimmerAssistantModel(config).eval()
     names = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
     ours = {
@@ -116,10 +125,13 @@ def test_it_computes_what_transformers_assistants_do() -> None:
     ids = [3, 4, 5, 6, 7, 8, 9]
     known = states(as_target(model), head, ids[:-1])
     given = torch.tensor([[ids[-1], *[256] * (BLOCK - 1)]])
+    cache = DFlashCache(config=config)
+    cache.set_previous_accepted_tokens(len(ids) - 1)
     said = theirs(
         noise_embeds=model.get_input_embeddings()(given),
         context_hidden_states=known,
         position_ids=torch.arange(len(ids) - 1 + BLOCK)[None],
+        past_key_values=cache,
     ).last_hidden_state
     want = model.get_output_embeddings()(said)[0, 1:]
     torch.testing.assert_close(logits(as_target(model), head, ids), want, rtol=1e-4, atol=1e-4)
@@ -133,6 +145,8 @@ def test_states_to_read(layers: int) -> None:
     assert 1 <= taps[0] <= taps[-1] <= layers
     if layers == 28:
         assert [tap - 1 for tap in taps] == [1, 7, 13, 19, 25]
+        assert [tap - 1 for tap in spread_taps(28, 3)] == [1, 13, 25]
+        assert spread_taps(28, 1) == [15]
 
 
 # -- what it drafts ------------------------------------------------------------------------------------------------
@@ -143,6 +157,7 @@ KINDS: list[dict[str, Any]] = [
     {"causal": [True, True], "windows": [0, 0]},
     {"causal": [False, False], "windows": [6, 6]},
     {"causal": [True, True], "windows": [3, 3]},
+    {"causal": [True, False], "windows": [4, 0]},
     {"taps": [3, 1]},
 ]
 
@@ -166,6 +181,75 @@ def test_drafts_from_all_of_the_text(name: str, kind: dict[str, Any]) -> None:
             assert tree.tokens[1:] == (best if head.tokens is None else head.tokens[best]).tolist()
             drafted += tree.drafted
     assert drafted > 10
+
+
+def with_changes(plain: DFlashHead, model: PreTrainedModel, **change: Any) -> DFlashHead:
+    """A head of another configuration with the same weights."""
+    head = DFlashHead(replace(plain.config, **change), plain.fingerprint)
+    head.load_state_dict(plain.state_dict(), strict=False)
+    head = head.place(model.device, model.dtype)
+    head.know(plain.embedding, plain.matrix)
+    return head
+
+
+def drafts_as_computed(model: PreTrainedModel, head: DFlashHead) -> None:
+    target = as_target(model)
+    drafter = ToldDFlash(target, head=head)
+    run(target, drafter, lambda: Fixed(k=4))
+    for ids, tree in drafter.told:
+        best = logits(target, head, ids).argmax(-1)[: tree.drafted]
+        assert tree.tokens[1:] == (best if head.tokens is None else head.tokens[best]).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_output_matrix_of_its_own(dtype: torch.dtype) -> None:
+    """In whatever type it was stored."""
+    model = small_llama()
+    head = noisy(model, tokens=range(50))
+    head.config, head.matrix = replace(head.config, output="own"), -head.matrix.to(dtype)
+    drafts_as_computed(model, head)
+
+
+@torch.no_grad()
+def test_biases() -> None:
+    model = small_llama()
+    head = with_changes(noisy(model), model, bias=True)
+    biases = [part for name, part in head.named_parameters() if name.endswith("bias")]
+    assert len(biases) == 8
+    for index, bias in enumerate(biases):
+        bias.copy_(torch.randn(bias.shape, generator=torch.Generator().manual_seed(index)))
+    drafts_as_computed(model, head)
+
+
+def test_positions_that_are_scaled() -> None:
+    model = small_llama()
+    plain = noisy(model)
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    drafts_as_computed(model, with_changes(plain, model, shape=plain.config.shape | {"rope_parameters": rope}))
+
+
+def test_what_is_not_asked_for_long_is_read() -> None:
+    """And no more of it waits than a few rounds."""
+    model = small_llama(max_position_embeddings=600)
+    target, head = as_target(model), noisy(model)
+    drafter, waiting = ToldDFlash(target, head=head), []
+
+    class Seldom(StoppingPolicy):
+        limit = 4
+
+        def more(self, depth: int) -> bool:
+            waiting.append(len(request.state.waiting))
+            return len(request.ids) > 150
+
+    request = Request([5, 6, 7, 8], limit=160, policy=Seldom())
+    for _ in Engine(target, drafter).run([request]):
+        pass
+    assert request.output == hf_greedy(model, [5, 6, 7, 8], 160)
+    assert 50 < max(waiting) < 64
+    drafted = [(ids, tree) for ids, tree in drafter.told if tree.drafted]
+    assert drafted
+    for ids, tree in drafted:
+        assert tree.tokens[1:] == logits(target, head, ids).argmax(-1)[: tree.drafted].tolist()
 
 
 def test_a_shorter_block() -> None:
@@ -233,7 +317,11 @@ def test_wrong_options(options: dict[str, Any], told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"layers": 0}, {"block": 1}, {"block": 65}, {"taps": (4,)}, {"mask": 257}, {"inner": 0}, {"tokens": []}]
+    "wrong",
+    [
+        *({"layers": 0}, {"block": 1}, {"block": 65}, {"taps": (4,)}),
+        *({"mask": 257}, {"mask": -1}, {"inner": 0}, {"tokens": []}),
+    ],
 )
 def test_wrong_heads(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafters.test_dflash import BLOCK, logits, noisy
+from drafters.test_dflash import BLOCK, logits, noisy, with_changes
 from helpers import one_thread, small_neox  # noqa: F401
 from paceline.cli import main
 from paceline.drafters.dflash.formats import read_dflash, write_dflash
@@ -103,10 +103,14 @@ class TestWriting:
         assert (again.tokens.tolist(), again.config.output) == (list(TOKENS), "target")
         torch.testing.assert_close(said(again, target), said(head, target))
 
+    @pytest.mark.parametrize("causal", [True, False])
+    @pytest.mark.parametrize("window", [0, 4])
     @pytest.mark.parametrize("layout", ["original", "vllm"])
-    def test_what_a_head_is_comes_back(self, layout: str, target: Target, tmp_path: Path) -> None:
+    def test_what_a_head_is_comes_back(
+        self, layout: str, window: int, causal: bool, target: Target, tmp_path: Path
+    ) -> None:
         head = noisy(small_llama(), block=3, taps=(1, 2), mask=9)
-        head.config = replace(head.config, causal=[True, True], windows=[4, 4])
+        head.config = replace(head.config, causal=[causal] * 2, windows=[window] * 2)
         write_dflash(head, target, tmp_path / "head", layout)
         again = read_dflash(tmp_path / "head", target)
         for name in ("layers", "taps", "block", "mask", "causal", "windows", "output"):
@@ -130,6 +134,20 @@ class TestWriting:
         with pytest.raises(OptionError, match="not one of its own"):
             write_dflash(again, target, tmp_path / "original", "original")
 
+    @pytest.mark.parametrize("change", [{"causal": [True, False]}, {"from_known": True}])
+    def test_heads_that_others_read_otherwise(self, change: dict[str, Any], target: Target, tmp_path: Path) -> None:
+        head = noisy(small_llama())
+        head.config = replace(head.config, **change)
+        with told(OptionError, "read"):
+            write_dflash(head, target, tmp_path / "head", "vllm")
+        assert not (tmp_path / "head").exists()
+
+    def test_biases(self, target: Target, tmp_path: Path) -> None:
+        head = with_changes(noisy(small_llama()), target.model, bias=True)
+        write_dflash(head, target, tmp_path / "head", "vllm")
+        assert json.loads((tmp_path / "head" / "config.json").read_text())["transformer_layer_config"]["attention_bias"]
+        assert read_dflash(tmp_path / "head", target).config.bias
+
     def test_no_place_for_the_embeddings(self, target: Target, tmp_path: Path) -> None:
         with pytest.raises(OptionError, match="tap 0"):
             saved(tmp_path / "head", target, taps=(0, 2))
@@ -148,6 +166,10 @@ class TestReading:
 
         changed(folder, lambda facts: facts.update(facts.pop("dflash_config")), renamed)
         torch.testing.assert_close(said(read_dflash(folder, target), target), said(head, target))
+        windows = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
+        changed(folder, lambda facts: facts.update(windows) or facts.pop("is_causal"))
+        config = read_dflash(folder, target).config
+        assert (config.causal, config.windows) == ([False, False], [6, 6])
 
     def test_embeddings_that_are_the_targets(self, target: Target, tmp_path: Path) -> None:
         head, folder = saved(tmp_path / "head", target)
@@ -161,12 +183,33 @@ class TestReading:
     def test_windows(self, target: Target, tmp_path: Path) -> None:
         """A layer with a window sees no later tokens of a block, unless told otherwise."""
         _, folder = saved(tmp_path / "head", target)
+        changed(folder, lambda facts: facts.pop("is_causal"))
         kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
         changed(folder, lambda facts: facts.update(kinds))
         config = read_dflash(folder, target).config
         assert (config.causal, config.windows) == ([True, False], [5, 0])
         changed(folder, lambda facts: facts.update(is_causal=False))
         assert read_dflash(folder, target).config.causal == [False, False]
+        kinds = {"layer_types": None, "dflash_config": numbers(use_swa=True, swa_window_size=7)}
+        changed(folder, lambda facts: facts.update(kinds) or facts.pop("is_causal"))
+        config = read_dflash(folder, target).config
+        assert (config.causal, config.windows) == ([False, False], [7, 7])
+
+    def test_numbers_of_layers_that_are_not_told(self, target: Target, tmp_path: Path) -> None:
+        """As many hidden states as there are layers, evenly spread."""
+        _, folder = saved(tmp_path / "head", target)
+        changed(folder, lambda facts: facts["dflash_config"].pop("target_layer_ids"))
+        with told(CheckpointError, "misshaped: fc.weight"):  # a model of three layers has one in reach
+            read_dflash(folder, target)
+        write_dflash(noisy(small_llama(), layers=1, taps=(2,)), target, tmp_path / "one", "original")
+        changed(tmp_path / "one", lambda facts: facts["dflash_config"].pop("target_layer_ids"))
+        assert read_dflash(tmp_path / "one", target).config.taps == [2]
+
+    def test_a_vector_for_masks(self, target: Target, tmp_path: Path) -> None:
+        _, folder = saved(tmp_path / "head", target)
+        torch.save(torch.ones(32), folder / "mask_embedding.pt")
+        with told(UnsupportedModel, "it has a mask_embedding.pt"):
+            read_dflash(folder, target)
 
     def test_scaled_positions(self, target: Target, tmp_path: Path) -> None:
         head, folder = saved(tmp_path / "head", target)
@@ -216,6 +259,16 @@ class TestReading:
             ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": "x"}}, CheckpointError, "does not make a head"),
             ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 1]}}, CheckpointError, "each once"),
             ({"dflash_config": [1]}, CheckpointError, "does not make a head"),
+            ({"dflash_config": numbers(mask_token_id=-1)}, CheckpointError, "the mask is a token"),
+            ({"dflash_config": numbers(use_swa=True), "sliding_window": None}, CheckpointError, "does not tell"),
+            ({"head_dim": "8"}, CheckpointError, "does not make a head"),
+            ({"rms_norm_eps": "x"}, CheckpointError, "does not make a head"),
+            ({"intermediate_size": -1}, CheckpointError, "does not make a head"),
+            (
+                {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+                UnsupportedModel,
+                "a part of a head is rotated",
+            ),
             ({"projector_type": "domino"}, UnsupportedModel, "projector_type = domino"),
             ({"hidden_act": "gelu"}, UnsupportedModel, "hidden_act = gelu"),
             ({"speculators_model_type": "dspark"}, UnsupportedModel, "the kind dspark"),

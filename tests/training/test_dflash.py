@@ -89,6 +89,17 @@ def test_blocks_begin_elsewhere_at_every_step(tiny_model_dir: Path, tiny_data: P
     assert begins == -(-may // 3)
 
 
+@pytest.mark.parametrize("other", [{"taps": (1, 2)}, {"mask": 5}])
+def test_a_head_that_means_something_else_does_not_go_on(
+    other: dict[str, Any], tiny_model_dir: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    common = {"taps": (1, 3)}
+    prepared(tiny_model_dir, tiny_data, **common).task.save(tmp_path, {})
+    prepared(tiny_model_dir, tiny_data, **common, init=str(tmp_path))
+    with pytest.raises(OptionError, match="the head to go on from has other --taps"):
+        prepared(tiny_model_dir, tiny_data, **(common | other), init=str(tmp_path))
+
+
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"fading": 0.0}, {"fading": 1.5}, {"layers": 0}])
 def test_wrong_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):

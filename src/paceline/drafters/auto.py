@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from paceline.drafters.dflash.drafter import DFlash
+from paceline.drafters.dflash.formats import is_dflash
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.merge import Merge
@@ -17,6 +18,7 @@ from paceline.drafting.base import Drafter
 from paceline.drafting.budget import AUTO
 from paceline.drafting.shared_texts import PROCESS, REQUEST
 from paceline.errors import PacelineError
+from paceline.files import at_home
 from paceline.targets.target import Target
 
 NONE = "none"
@@ -90,7 +92,8 @@ def trained_head(target: Target, head: str = "auto") -> Drafter | None:
         PacelineError: the head that is named is not there, or does not fit.
     """
     refused: PacelineError | None = None
-    for make in (_eagle, _dflash, _medusa):
+    named = head not in (AUTO, NONE) and is_dflash(at_home(head))  # else EAGLE's reader would say what it lacks
+    for make in (_dflash,) if named else (_eagle, _dflash, _medusa):
         try:
             return make(target, head)
         except PacelineError as error:

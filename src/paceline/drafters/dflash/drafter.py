@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from sys import maxsize
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -18,10 +17,11 @@ from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.parallel import CHAIN, Guesses, ParallelDrafter, ParallelState
 from paceline.drafting.tree import TokenTree
-from paceline.drafting.waiting import Waiting
 from paceline.errors import require
 from paceline.targets.cache import KVCache
 from paceline.targets.target import PassOutput, Target
+
+MOST = 64  # rounds that wait where drafting was not asked for
 
 
 @dataclass(kw_only=True)
@@ -29,10 +29,11 @@ class DFlashState(ParallelState):
     """A request's state.
 
     Attributes:
-        waiting: hidden states of the target that the head has not read, up to the token before the root.
+        waiting: hidden states of the target that the head has not read, up to the token before the root, `[tokens,
+            taps * hidden]` of each round.
     """
 
-    waiting: Waiting
+    waiting: list[Float[Tensor, "tokens read"]] = field(default_factory=list)
 
 
 class DFlash(ParallelDrafter):
@@ -78,13 +79,18 @@ class DFlash(ParallelDrafter):
     def start(self, cache: KVCache) -> None:
         self.forward.start(cache.batch, cache.capacity)
 
+    @torch.inference_mode()
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        budget = self.new_budget() if self.reads_costs else None
-        row.state = DFlashState(budget=budget, waiting=Waiting(self._read, hidden, maxsize))
+        row.state = DFlashState(budget=self.new_budget() if self.reads_costs else None)
         self.forward.lengths[row.slot] = 0
+        self.forward.read(row.slot, torch.cat([hidden[tap] for tap in self._read], -1))
 
+    @torch.inference_mode()
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
-        row.state.waiting.add(out.taps, path)
+        # A copy: what the pass tapped has rows of all nodes, and of other requests.
+        row.state.waiting.append(torch.cat([out.taps[tap][path] for tap in self._read], -1))
+        if len(row.state.waiting) >= MOST:
+            self._catch_up(row)
         super().observe(row, tree, path, out)
 
     def move(self, source: int, target: int) -> None:
@@ -93,8 +99,12 @@ class DFlash(ParallelDrafter):
     @torch.inference_mode()
     def catch_up(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            if row.room > 0 and len(row.state.waiting):
-                self.forward.read(row.slot, torch.cat(row.state.waiting.take(), -1))
+            if row.room > 0 and row.state.waiting:
+                self._catch_up(row)
+
+    def _catch_up(self, row: Row) -> None:
+        self.forward.read(row.slot, torch.cat(row.state.waiting))
+        row.state.waiting = []
 
     def guess(self, rows: Sequence[Row]) -> Guesses:
         self.catch_up(rows)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from paceline.drafters.dflash.head import OF_TARGET, OWN, DFlashConfig, DFlashHead, spread_taps
-from paceline.drafting.heads import with_blocks
-from paceline.drafting.layouts import Layout, read_config, read_tensors, require_shapes, write_layout
+from paceline.drafting.heads import config_name, with_blocks
+from paceline.drafting.layouts import CONFIG, Layout, read_config, read_tensors, require_shapes, write_layout
 from paceline.drafting.public_heads import (
     EMBEDDING,
     embedding_rows,
@@ -27,19 +27,33 @@ from paceline.drafting.public_heads import (
     take_vocabulary,
     vocabulary_tensors,
 )
-from paceline.errors import CheckpointError, OptionError, UnsupportedModel, require
+from paceline.errors import CheckpointError, UnsupportedModel, require
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 SPECULATORS, TAPS = "speculators_model_type", "aux_hidden_state_layer_ids"
+MASK_EMBEDDING = "mask_embedding.pt"  # of heads whose masks come in as a vector of their own
 #: Of what a head may have, what `DFlashHead` does not: configuration fields that must have these values.
 WITHOUT = {"projector_type": "dflash", "shift_label": False, "attention_sink_bias": False}
 WITHOUT |= {"add_swa_attention_sink_bias": False, "attention_value_scale": None, "is_neox_style": True}
 WITHOUT |= {"logit_scale": 1.0, "use_aux_hidden_state": True, "hidden_act": "silu"}
 NAMES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}  # of transformers
+SHAPE = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("max_position_embeddings", "rms_norm_eps", "rope_parameters"),
+)
 SLIDING = "sliding_attention"
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def is_dflash(folder: Path) -> bool:
+    """Whether there is a DFlash head in a folder, by what it says of itself."""
+    if (folder / config_name(DFlashHead.kind)).exists():
+        return True
+    config = read_config(folder) if (folder / CONFIG).exists() else {}
+    named = "dflash" in f"{config.get('architectures')}{config.get(SPECULATORS)}".lower()
+    return named or "dflash_config" in config
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -53,9 +67,14 @@ def read_dflash(folder: Path, target: Target) -> DFlashHead:
         CheckpointMismatch: a head for another model.
         UnsupportedModel: a head of another kind, or a target whose layers do not run one by one.
     """
-    config, title = read_config(folder), f"DFlash head in {folder}"
-    told = _told(config, title)
-    tensors = {_plain_name(name): tensor for name, tensor in read_tensors(folder, FILES).items()}
+    title = f"DFlash head in {folder}"
+    told = _told(read_config(folder), title)
+    if (folder / MASK_EMBEDDING).exists():
+        raise UnsupportedModel(f"the {title} is of a form that is not known here: it has a {MASK_EMBEDDING}")
+    given = read_tensors(folder, FILES)
+    if any(name.startswith("encoder.") for name in given):  # transformers' windows count one more token, to both sides
+        told = {"is_causal": False, **told, "wider": 1}
+    tensors = {_plain_name(name): tensor for name, tensor in given.items()}
     found = [int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))]
     if not found:
         raise CheckpointError(f"there is no DFlash head in {folder}: no tensor is called layers.0")
@@ -72,12 +91,15 @@ def read_dflash(folder: Path, target: Target) -> DFlashHead:
             trained={"read from": str(folder)},
         )
         head = DFlashHead(made, probe_features(target), tokens)
-    except (OptionError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the configuration of the {title} does not make a head: {error}") from error
+    except (CheckpointError, UnsupportedModel):
+        raise
+    except Exception as error:  # transformers checks values in ways of its own
+        why = " ".join(str(error).split())
+        raise CheckpointError(f"the configuration of the {title} does not make a head: {why}") from error
     ours = {name: tensor.shape for name, tensor in head.state_dict().items() if name not in ("tokens", "matrix")}
     require_shapes(tensors, ours, f"the {title}")
-    given = {"tokens": tokens, "matrix": output}
-    head.load_state_dict(tensors | {name: part for name, part in given.items() if part is not None}, assign=True)
+    own = {name: part for name, part in (("tokens", tokens), ("matrix", output)) if part is not None}
+    head.load_state_dict(tensors | own, assign=True)
     return head.check(target, f"in {folder}")
 
 
@@ -104,29 +126,28 @@ def _config(told: dict[str, Any], layers: int, target: Target, title: str) -> di
     numbers, further = told.get(TAPS), 0
     if numbers is None and (numbers := told.get("target_layer_ids")) is not None:
         further = 1
-    taps = spread_taps(target.num_layers) if numbers is None else [int(number) + further for number in numbers]
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    rope = {name: told[name] for name in ("rope_theta", "rope_scaling", "rope_parameters") if told.get(name)}
-    if "max_position_embeddings" in told:
-        rope["max_position_embeddings"] = told["max_position_embeddings"]
-    known = Qwen3Config(**{name: told[name] for name in names if told.get(name)}, **rope)
-    shape = {name: getattr(known, name) for name in names}
-    shape |= {"rms_norm_eps": told.get("rms_norm_eps", known.rms_norm_eps), "rope_parameters": known.rope_parameters}
-    shape["max_position_embeddings"] = known.max_position_embeddings
+    taps = spread_taps(target.num_layers, layers) if numbers is None else [int(number) + further for number in numbers]
+    names = ("rope_theta", "rope_scaling", *SHAPE)
+    known = Qwen3Config(**{name: told[name] for name in names if told.get(name) is not None})
+    shape = {name: getattr(known, name) for name in SHAPE}
+    if shape["rope_parameters"].pop("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel(f"the {title} is of a form that is not known here: a part of a head is rotated")
     if "mask_token_id" not in told:
         raise CheckpointError(f"the configuration of the {title} does not make a head: it names no mask_token_id")
     sliding = [kind == SLIDING for kind in (told.get("layer_types") or [])[:layers]] or [False] * layers
+    causal = _causal(told, sliding)
     if told.get("use_swa") and not any(sliding):
         sliding = [True] * layers
     window = told.get("swa_window_size") or told.get("sliding_window") or 0
+    require(bool(window) or not any(sliding), "its layers have windows, of a size that it does not tell")
     return {
         "layers": layers,
         "taps": taps,
         "block": int(told.get("block_size", 16)),
         "mask": int(told["mask_token_id"]),
         "from_known": bool(told.get("sample_from_anchor", False)),
-        "causal": _causal(told, sliding),
-        "windows": [int(window) if slides else 0 for slides in sliding],
+        "causal": causal,
+        "windows": [int(window) + told.get("wider", 0) if slides else 0 for slides in sliding],
         "shape": shape,
     }
 
@@ -150,11 +171,14 @@ def write_dflash(head: DFlashHead, target: Target, out: Path, layout: Layout, dt
     speculators format ("vllm"), or for z-lab/dflash ("original"), where a head drafts any token.
 
     Raises:
-        OptionError: there is something in `out`, or the original has no place for such a head.
+        OptionError: there is something in `out`, or the layout has no place for such a head.
         DiskFull: there is no room.
     """
     made, original = head.config, layout == "original"
     require(not original or head.shares_output, "the original DFlash has the model's output matrix, not one of its own")
+    require(not made.from_known, "no program reads a DFlash head of which the known token's place tells one, too")
+    alike = len(set(made.causal)) <= 1
+    require(alike, "no layout is read alike everywhere where some of a head's layers are causal, and others not")
     tensors = {name: tensor for name, tensor in head.state_dict().items() if name not in ("tokens", "matrix")}
     outputs = target.vocab_size
     if not original:
@@ -167,10 +191,6 @@ def write_dflash(head: DFlashHead, target: Target, out: Path, layout: Layout, dt
         facts["num_target_layers"] = target.num_layers
         numbers = {"mask_token_id": made.mask, "target_layer_ids": [tap - 1 for tap in made.taps]}
         require(min(made.taps) > 0, "the original DFlash reads what leaves a layer: the embeddings are none (tap 0)")
-        if any(made.causal):
-            numbers["causal"] = True
-        if made.from_known:
-            numbers["sample_from_anchor"] = True
         facts["dflash_config"] = numbers
     else:
         facts = speculators_config("dflash", "DFlashSpeculator", layers, target, made.places) | {
@@ -178,7 +198,7 @@ def write_dflash(head: DFlashHead, target: Target, out: Path, layout: Layout, dt
             "block_size": made.block,
             TAPS: made.taps,
             "mask_token_id": made.mask,
-            "sample_from_anchor": made.from_known,
+            "sample_from_anchor": False,
             "sliding_window_non_causal": not any(made.causal),
         }
     write_layout(out, facts, FILES[0], tensors)
@@ -197,4 +217,4 @@ def _layers(made: DFlashConfig, target: Target, dtype: torch.dtype) -> dict[str,
     fields |= {"use_sliding_window": any(sliding), "sliding_window": max(made.windows, default=0) or None}
     fields["layer_types"] = [SLIDING if slides else "full_attention" for slides in sliding]
     facts: dict[str, Any] = Qwen3Config(**fields).to_dict()
-    return facts
+    return facts | {"is_causal": any(made.causal)}

@@ -54,9 +54,10 @@ class DFlashForward:
     def _output(self, head: DFlashHead) -> Linear:
         if head.shares_output and head.tokens is None:
             return self.target.logits
-        rows = output_rows(self.target, head.tokens) if head.shares_output else head.matrix
-        assert rows is not None  # its own was loaded with the head
-        return fast_linear(rows.detach(), None, self.target, output=True)
+        if head.shares_output:
+            return fast_linear(output_rows(self.target, head.tokens), None, self.target, output=True)
+        assert head.matrix is not None  # it was loaded with the head
+        return fast_linear(head.matrix.to(self.target.device, self.target.dtype), None, self.target, output=True)
 
     def start(self, batch: int, capacity: int) -> None:
         shape = (len(self.layers), batch, self.heads, capacity + self.block, self.head_dim)
@@ -72,7 +73,7 @@ class DFlashForward:
 
     def read(self, slot: int, states: Float[Tensor, "tokens taps*hidden"]) -> None:
         """The target's hidden states at the positions that follow."""
-        for piece in states.split(PREFILL_CHUNK):
+        for piece in states.split(PREFILL_CHUNK) if len(states) else ():
             first = int(self.lengths[slot])
             last = self.lengths[slot] = first + len(piece)
             made = self.known(self.known_norm(self.fc(piece)))
@@ -92,8 +93,7 @@ class DFlashForward:
         positions = starts[:, None] + np.arange(self.block)
         angles = self._angles(hidden, positions)
         for layer, keys, values in zip(self.layers, self.keys[:, :batch], self.values[:, :batch], strict=True):
-            seen = layer.seen(positions, int(starts.max()), hidden.device)
-            hidden = layer(hidden, keys, values, starts, angles, seen)
+            hidden = layer(hidden, keys, values, starts.tolist(), angles)
         states = self.norm(hidden).view(batch, self.block, -1)[:, 0 if self.from_known else 1 :]
         return Guesses(states, self.output(states.flatten(0, 1)).view(*states.shape[:2], -1))
 
@@ -116,33 +116,25 @@ class _Layer:
         self.out, self.down = _fast(target, attention.o_proj), _fast(target, mlp.down_proj)
         self.gate_up = _fast(target, mlp.gate_proj, mlp.up_proj)
 
-    def seen(
-        self, positions: np.ndarray, known: int, device: torch.device
-    ) -> Bool[Tensor, "batch 1 block slots"] | None:
-        """Who sees what; None: all see all.
+    def seen(self, start: int, block: int, device: torch.device) -> Bool[Tensor, "block slots"] | None:
+        """Which of a row's slots each token of its block sees; None: all see all.
 
         Args:
-            known: slots before the block, in the row that has most.
+            start: slots before the block.
         """
-        batch, block = positions.shape
-        if batch == 1 and not self.causal and not self.window:
+        if not self.causal and not self.window:
             return None
-        slots = np.arange(known + block)
-        seen = np.broadcast_to(slots <= positions[:, -1:, None], (batch, block, len(slots)))
-        if self.causal:
-            seen = seen & (slots <= positions[:, :, None])
-        if self.window:
-            seen = seen & (slots > positions[:, :, None] - self.window)
-        return torch.from_numpy(seen.copy()).to(device)[:, None]
+        slots, own = torch.arange(start + block, device=device), torch.arange(start, start + block, device=device)
+        seen = slots <= own[:, None] if self.causal else slots >= 0
+        return seen & (slots > own[:, None] - self.window) if self.window else seen
 
     def __call__(
         self,
         hidden: Float[Tensor, "rows hidden"],
         keys: Float[Tensor, "batch heads slots head_dim"],
         values: Float[Tensor, "batch heads slots head_dim"],
-        starts: np.ndarray,
+        starts: Sequence[int],
         angles: tuple[Tensor, Tensor],
-        seen: Bool[Tensor, "batch 1 block slots"] | None,
     ) -> Float[Tensor, "rows hidden"]:
         batch = len(starts)
         block = len(hidden) // batch
@@ -152,17 +144,15 @@ class _Layer:
         cos, sin = (table[:, None] for table in angles)
         query, key = self.query_norm(query), self.key_norm(key)
         query, key = (x * cos + turned(x) * sin for x in (query, key))
-        for row, start in enumerate(starts.tolist()):
-            keys[row, :, start : start + block] = key[row]
-            values[row, :, start : start + block] = value[row]
-        end = int(starts.max()) + block
-        keys, values = keys[:, :, :end], values[:, :, :end]
-        if seen is not None and self.shared > 1:  # with a mask torch has no fast kernel for keys that are shared
-            keys, values = (x.repeat_interleave(self.shared, 1) for x in (keys, values))
-        attended = functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=seen, enable_gqa=seen is None and self.shared > 1
-        )
-        hidden = hidden + self.out(attended.transpose(1, 2).reshape(batch * block, -1))
+        # Row by row: what a request draws must not depend on the others.
+        attended = []
+        for row, start in enumerate(starts):
+            end, seen = start + block, self.seen(start, block, hidden.device)
+            keys[row, :, start:end], values[row, :, start:end] = key[row], value[row]
+            one = (query[row, None], keys[row, None, :, :end], values[row, None, :, :end])
+            attended.append(functional.scaled_dot_product_attention(*one, attn_mask=seen, enable_gqa=self.shared > 1))
+        mixed = torch.cat(attended).transpose(1, 2).reshape(batch * block, -1)
+        hidden = hidden + self.out(mixed)
         gate, up = self.gate_up(self.second_norm(hidden)).chunk(2, -1)
         return hidden + self.down(functional.silu(gate) * up)
 

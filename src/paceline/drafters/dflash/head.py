@@ -60,6 +60,7 @@ class DFlashConfig(HeadConfig):
         require(self.layers >= 1, f"a DFlash head has K = 1 layer or more, not {self.layers}")
         taps_fit = bool(self.taps) and min(self.taps) >= 0 and len(set(self.taps)) == len(self.taps)
         require(taps_fit, f"taps must be numbers of layers, each once, not {self.taps}")
+        require(self.mask >= 0, f"the mask is a token, not {self.mask}")
         require(2 <= self.block <= MOST, f"a block has 2 .. {MOST} tokens, not {self.block}")
         require(self.output in (OWN, OF_TARGET), f"output must be {OWN} or {OF_TARGET}, not '{self.output}'")
         for name in ("causal", "windows"):
@@ -285,17 +286,21 @@ class DFlashHead(TrainedHead):
         return {"fc": fc, "layers": total - fc, "total": total}
 
 
-def spread_taps(layers: int) -> list[int]:
-    """What leaves layers 1 .. layers - 3, five of them evenly spread (DFlash, section 4.1), fewer of a small model."""
+def spread_taps(layers: int, count: int = 5) -> list[int]:
+    """So many, evenly spread over what leaves layers 1 .. `layers` - 3, counted from 0, as DFlash's authors chose them;
+    fewer of a small model. A single one is what leaves the middle layer.
+    """
     last = max(1, layers - 3)
-    return sorted({1 + round(1 + at * (last - 1) / 4) for at in range(5)} - {layers + 1}) or [layers]
+    chosen = {1 + round(1 + at * (last - 1) / (count - 1)) for at in range(count)} if count > 1 else {1 + layers // 2}
+    return sorted({min(tap, layers) for tap in chosen})
 
 
 def target_shape(config: Any) -> dict[str, Any]:
     """The shape of layers like a target's: heads, sizes, rotation."""
     text = config.get_text_config()
     heads = text.num_attention_heads
-    rope = getattr(text, "rope_parameters", None) or {}
+    rope = dict(getattr(text, "rope_parameters", None) or {})
+    rope.pop("partial_rotary_factor", None)  # here all of a head is rotated
     plain = "rope_theta" in rope  # else each kind of layer has its own
     return {
         "hidden_size": text.hidden_size,
@@ -305,7 +310,7 @@ def target_shape(config: Any) -> dict[str, Any]:
         "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
         "max_position_embeddings": text.max_position_embeddings,
         "rms_norm_eps": getattr(text, "rms_norm_eps", None) or 1e-5,
-        "rope_parameters": dict(rope) if plain else {"rope_type": "default", "rope_theta": 10000.0},
+        "rope_parameters": rope if plain else {"rope_type": "default", "rope_theta": 10000.0},
     }
 
 

@@ -14,6 +14,7 @@ from paceline.clock import now
 from paceline.drafters.eagle.forward import MOST, EagleForward, Guessed
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.drafters.eagle.tree import DynamicTree
+from paceline.drafters.eagle.waiting import Waiting
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step, Told
 from paceline.drafting.base import Row
 from paceline.drafting.batch_budget import choose
@@ -23,7 +24,6 @@ from paceline.drafting.shared_layers import SharedLayers
 from paceline.drafting.text_vocabulary import TextVocabulary
 from paceline.drafting.tree import TokenTree, last_nodes, tree_span
 from paceline.drafting.tree_drafter import max_candidates
-from paceline.drafting.waiting import Waiting
 from paceline.errors import require
 from paceline.policies.sureness import Sureness
 from paceline.targets.cache import KVCache

@@ -137,9 +137,6 @@ def prepare_dflash(
 ) -> PreparedTraining:
     """A DFlash head, as `prepare_medusa`."""
     frozen = _frozen(name, folders, config, DFlashHead)
-    if isinstance(frozen.init, DFlashHead):
-        seen = [*frozen.init.config.causal, *frozen.init.config.windows]
-        require(not any(seen), "the head to go on from has layers that do not see all of a block, or all of the text")
     head = DFlashHead.from_target(
         frozen.model,
         config.layers,
@@ -150,6 +147,13 @@ def prepare_dflash(
         inner=config.inner,
         seed=plan.training.seed,
     )
+
+    if isinstance(frozen.init, DFlashHead):
+        ours, theirs = head.config, frozen.init.config
+        same = all(getattr(ours, name) == getattr(theirs, name) for name in ("taps", "mask", "shape"))
+        require(same, "the head to go on from has other --taps, another --mask or layers of another shape")
+        plain = not any((*theirs.causal, *theirs.windows, theirs.from_known, theirs.bias))
+        require(plain, "the head to go on from is of a form that is not trained here: causal, windows, anchor or bias")
 
     def make_task(states: HiddenStates, matrix: Tensor) -> DFlashTask:
         return DFlashTask(head, states, config, matrix, plan.training.seed)
