@@ -211,6 +211,13 @@ class TestReading:
         with told(UnsupportedModel, "it has a mask_embedding.pt"):
             read_dflash(folder, target)
 
+    def test_positions_in_older_words(self, target: Target, tmp_path: Path) -> None:
+        """As z-lab's configurations have them."""
+        head, folder = saved(tmp_path / "head", target)
+        older = {"rope_theta": 10000.0, "rope_scaling": None}
+        changed(folder, lambda facts: facts.pop("rope_parameters") and facts.update(older))
+        torch.testing.assert_close(said(read_dflash(folder, target), target), said(head, target))
+
     def test_scaled_positions(self, target: Target, tmp_path: Path) -> None:
         head, folder = saved(tmp_path / "head", target)
         scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}

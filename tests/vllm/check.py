@@ -105,6 +105,7 @@ def main() -> None:
             theirs = serve({"method": METHODS[method], "model": str(folder), "num_speculative_tokens": options.draft})
             drafter = f"draft-model:model={folder}" if method == "draft-model" else f"{name}:head={head}"
             drafter += f":k={layers}" if layers else ""
+            drafter += f":block={options.draft + 1}" if method == "dflash" else ""  # vLLM's has no more masks
             ours = here(llm, f"{drafter}+fixed:k={options.draft}", prompts, plain, options)
         equal = same(theirs, plain)
         apart = abs(theirs.mean_accepted - ours.mean_accepted)  # no quotient: a useless head has none accepted
