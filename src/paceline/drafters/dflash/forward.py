@@ -43,9 +43,9 @@ class DFlashForward:
         self.key_norms = torch.stack([layer.self_attn.k_norm.weight.detach() for layer in layers])
         kinds = zip(head.config.causal or [False] * len(layers), head.config.windows or [0] * len(layers), strict=True)
         self.layers = [_Layer(layer, target, *kind) for layer, kind in zip(layers, kinds, strict=True)]
-        self.rotary, self.eps = head.rotary, layers[0].self_attn.k_norm.variance_epsilon
-        self.heads, self.head_dim = layers[0].self_attn.k_proj.out_features, layers[0].self_attn.head_dim
-        self.heads //= self.head_dim
+        attention = layers[0].self_attn
+        self.rotary, self.eps, self.head_dim = head.rotary, attention.k_norm.variance_epsilon, attention.head_dim
+        self.heads = attention.k_proj.out_features // attention.head_dim
         self.output = self._output(head)
         self.lengths: np.ndarray  # int64 [batch]: positions of which keys and values are known
         self.keys: Float[Tensor, "layers batch heads slots head_dim"]
