@@ -96,11 +96,6 @@ RUNS += [("early-exit that copies", policy) for policy in ("adaedl", "max-confid
 RUNS += [("draft-model of another tokenizer", policy) for policy in ("pace", "adaedl", "specdec++")]
 RUNS += [("eagle of EAGLE-3", policy) for policy in ("pace", "adaedl", "cali-ts", "specdec++")]
 
-#: By model: policies know nothing of the target's architecture, so with another one a few are enough.
-RUNS_BY_MODEL = [
-    (model, drafter, policy) for model in MODELS for drafter, policy in RUNS if model == "llama" or policy in MERGED
-]
-
 #: Prompts of different lengths; repetition gives n-gram drafters something to copy.
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [100], [1, 2, 3, 4] * 9, [42, 43]]
 NEW = 16
@@ -184,7 +179,7 @@ def test_greedy_batch(world: World, drafter: str, verifier: str) -> None:
     assert ids(world.llm(drafter, "fixed:k=4", verifier)) == world.truth
 
 
-@pytest.mark.parametrize(("world", "drafter", "policy"), RUNS_BY_MODEL, indirect=["world"])
+@pytest.mark.parametrize(("drafter", "policy"), RUNS)
 def test_greedy_batch_under_every_policy(world: World, drafter: str, policy: str) -> None:
     outputs = world.llm(drafter, policy).generate(PROMPTS, batch=3, eos=(), max_new_tokens=NEW)
     assert [output.tokens for output in outputs] == world.truth
@@ -193,19 +188,19 @@ def test_greedy_batch_under_every_policy(world: World, drafter: str, policy: str
         assert (sum(output.stats.drafted for output in outputs) > 0) == drafts
 
 
-@pytest.mark.parametrize(("world", "drafter", "policy"), RUNS_BY_MODEL, indirect=["world"])
+@pytest.mark.parametrize(("drafter", "policy"), RUNS)
 def test_greedy_alone(world: World, drafter: str, policy: str) -> None:
     for prompt, truth in list(world.truths.items())[1:3]:
         assert ids(world.llm(drafter, policy), prompts=[list(prompt)]) == [truth]
 
 
-@pytest.mark.parametrize(("world", "drafter", "policy"), RUNS_BY_MODEL, indirect=["world"])
+@pytest.mark.parametrize(("drafter", "policy"), RUNS)
 def test_match_gives_the_seeds_own_sample(world: World, drafter: str, policy: str) -> None:
     """Sample-match draws by output position: a seed gives the same tokens whatever drafts."""
     assert ids(world.llm(drafter, policy, "match"), **SAMPLING) == world.sample
 
 
-@pytest.mark.parametrize(("world", "drafter", "policy"), RUNS_BY_MODEL, indirect=["world"])
+@pytest.mark.parametrize(("drafter", "policy"), RUNS)
 def test_sampling_ends_and_repeats(world: World, drafter: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Length, record and reproducibility; the distribution is tested in decoding/test_losslessness.py."""
     llm = world.llm(drafter, policy, "rejection")
