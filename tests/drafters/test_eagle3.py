@@ -30,6 +30,7 @@ from paceline.drafting.tree import TokenTree
 from paceline.errors import CheckpointMismatch, OptionError
 from paceline.policies.fixed import Fixed
 from paceline.targets import TIERS, make_target
+from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.native import NativeTarget, available
 from paceline.targets.native.target import Ranked
@@ -50,7 +51,8 @@ def noisy(model: PreTrainedModel, layers: int = 1, norm_first: bool = False, **o
     made = Eagle3Head.from_target(model, layers, **{"taps": (1, 2, 3), **options})
     config = Eagle3Config(**{**vars(made.config), "norm_first": norm_first})
     head = Eagle3Head(config, made.fingerprint, made.tokens).place(model.device, model.dtype)
-    head._start_from(model, seed=3)
+    head.draw(seed=3)
+    head.know(embedding_matrix(model), output_matrix(model))
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for weight in head.parameters():
@@ -180,7 +182,8 @@ def test_an_output_matrix_of_its_own() -> None:
     target, tokens = as_target(model), torch.arange(50, 90)
     config = Eagle3Config(taps=[3], output=OWN, target=model_key(target), model=llama_layers(model.config, 1))
     head = Eagle3Head(config, probe_features(target), tokens).place(model.device, model.dtype)
-    head._start_from(model, seed=1)
+    head.draw(seed=1)
+    head.know(embedding_matrix(model), output_matrix(model))
     head.matrix = torch.randn(40, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     matrix = head.matrix.clone()
     drafter, _ = run(target, head)

@@ -72,8 +72,7 @@ def read_dflash(folder: Path, target: Target) -> DFlashHead:
     if (folder / MASK_EMBEDDING).exists():
         raise UnsupportedModel(f"the {title} is of a form that is not known here: it has a {MASK_EMBEDDING}")
     given = read_tensors(folder, FILES)
-    if any(name.startswith("encoder.") for name in given):  # transformers' windows count one more token, to both sides
-        told = {"is_causal": False, **told, "wider": 1}
+    assistant = any(name.startswith("encoder.") for name in given)  # of transformers
     tensors = {_plain_name(name): tensor for name, tensor in given.items()}
     found = [int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))]
     if not found:
@@ -84,7 +83,7 @@ def read_dflash(folder: Path, target: Target) -> DFlashHead:
     tokens, output = take_vocabulary(tensors, target, title)
     try:
         made = DFlashConfig(
-            **_config(told, 1 + max(found), target, title),
+            **_config(told, 1 + max(found), target, title, assistant),
             bias="layers.0.self_attn.q_proj.bias" in tensors,
             output=OF_TARGET if output is None else OWN,
             target=model_key(target),
@@ -119,8 +118,12 @@ def _told(config: dict[str, Any], title: str) -> dict[str, Any]:
     return told
 
 
-def _config(told: dict[str, Any], layers: int, target: Target, title: str) -> dict[str, Any]:
-    """Fields of `DFlashConfig`."""
+def _config(told: dict[str, Any], layers: int, target: Target, title: str, assistant: bool) -> dict[str, Any]:
+    """Fields of `DFlashConfig`.
+
+    Args:
+        assistant: one of transformers, where a block sees all of itself, and a window has one token more.
+    """
     from transformers import Qwen3Config  # which takes seconds: most heads are in our own layout
 
     numbers, further = told.get(TAPS), 0
@@ -135,7 +138,7 @@ def _config(told: dict[str, Any], layers: int, target: Target, title: str) -> di
     if "mask_token_id" not in told:
         raise CheckpointError(f"the configuration of the {title} does not make a head: it names no mask_token_id")
     sliding = [kind == SLIDING for kind in (told.get("layer_types") or [])[:layers]] or [False] * layers
-    causal = _causal(told, sliding)
+    causal = _causal({"is_causal": False} | told if assistant else told, sliding)
     if told.get("use_swa") and not any(sliding):
         sliding = [True] * layers
     window = told.get("swa_window_size") or told.get("sliding_window") or 0
@@ -147,7 +150,7 @@ def _config(told: dict[str, Any], layers: int, target: Target, title: str) -> di
         "mask": int(told["mask_token_id"]),
         "from_known": bool(told.get("sample_from_anchor", False)),
         "causal": causal,
-        "windows": [int(window) + told.get("wider", 0) if slides else 0 for slides in sliding],
+        "windows": [int(window) + assistant if slides else 0 for slides in sliding],
         "shape": shape,
     }
 
@@ -208,7 +211,7 @@ def _layers(made: DFlashConfig, target: Target, dtype: torch.dtype) -> dict[str,
     """The configuration of a Qwen 3 with the head's layers."""
     from transformers import Qwen3Config
 
-    sliding = [bool(window) for window in made.windows] or [False] * made.layers
+    sliding = [bool(window) for _, window in made.sight]
     fields: dict[str, Any] = {name: getattr(target.config, name, None) for name in IDS} | made.shape
     if most := getattr(target.config, "max_position_embeddings", None):
         fields["max_position_embeddings"] = most

@@ -41,8 +41,7 @@ class DFlashForward:
         # All layers make keys and values of the same: one product.
         self.known = _fast(target, *(part for it in layers for part in (it.self_attn.k_proj, it.self_attn.v_proj)))
         self.key_norms = torch.stack([layer.self_attn.k_norm.weight.detach() for layer in layers])
-        kinds = zip(head.config.causal or [False] * len(layers), head.config.windows or [0] * len(layers), strict=True)
-        self.layers = [_Layer(layer, target, *kind) for layer, kind in zip(layers, kinds, strict=True)]
+        self.layers = [_Layer(layer, target, *sight) for layer, sight in zip(layers, head.config.sight, strict=True)]
         attention = layers[0].self_attn
         self.rotary, self.eps, self.head_dim = head.rotary, attention.k_norm.variance_epsilon, attention.head_dim
         self.heads = attention.k_proj.out_features // attention.head_dim
@@ -91,9 +90,9 @@ class DFlashForward:
         ids[:, 0] = torch.tensor([row.ids[-1] for row in rows])
         hidden = self.target.embed(Span(ids.to(self.target.device), starts.copy())).flatten(0, 1)
         positions = starts[:, None] + np.arange(self.block)
-        angles = self._angles(hidden, positions)
+        angles, begins = self._angles(hidden, positions), starts.tolist()
         for layer, keys, values in zip(self.layers, self.keys[:, :batch], self.values[:, :batch], strict=True):
-            hidden = layer(hidden, keys, values, starts.tolist(), angles)
+            hidden = layer(hidden, keys, values, begins, angles)
         states = self.norm(hidden).view(batch, self.block, -1)[:, 0 if self.from_known else 1 :]
         return Guesses(states, self.output(states.flatten(0, 1)).view(*states.shape[:2], -1))
 

@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
+from paceline.drafting.heads import HeadConfig, as_ids, with_blocks
+from paceline.drafting.sharing_head import SharingHead
 from paceline.errors import require
 from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
@@ -66,6 +67,12 @@ class DFlashConfig(HeadConfig):
         for name in ("causal", "windows"):
             values = getattr(self, name) or [0] * self.layers
             require(len(values) == self.layers, f"{name} is of {self.layers} layers, not of {len(values)}")
+
+    @property
+    def sight(self) -> list[tuple[bool, int]]:
+        """By layer, `causal` and `windows`."""
+        causal, windows = self.causal or [False] * self.layers, self.windows or [0] * self.layers
+        return list(zip(causal, windows, strict=True))
 
     @property
     def places(self) -> int:
@@ -126,7 +133,7 @@ class DFlashLayer(nn.Module):
         return out
 
 
-class DFlashHead(TrainedHead):
+class DFlashHead(SharingHead):
     """It reads the target's hidden states of all positions before t, of the depths `config.taps`: `fc` fuses them, and
     every layer makes keys and values of them. Into the layers go the embeddings of token t and of as many mask tokens
     as it is to tell; what comes out at a mask's place tells the token there.
@@ -139,14 +146,10 @@ class DFlashHead(TrainedHead):
         hidden_norm: after `fc`.
         layers: a `DFlashLayer` each.
         norm: before the output matrix.
-        embedding: of all tokens; None until the target is known.
-        matrix: the output matrix, of the tokens that can be drafted; None until the target is known.
     """
 
     kind, title, Config = "dflash", "DFlash head", DFlashConfig
     config: DFlashConfig
-    embedding: Float[Tensor, "all hidden"] | None
-    matrix: Float[Tensor, "vocab hidden"] | None
 
     def __init__(
         self,
@@ -162,9 +165,8 @@ class DFlashHead(TrainedHead):
         self.layers = nn.ModuleList(DFlashLayer(shape, config.bias) for _ in range(config.layers))
         self.rotary = _rotary(shape)
         self.register_buffer("embedding", None, persistent=False)
-        own = config.output == OWN
-        rows = None if not own else torch.empty(0 if tokens is None else len(tokens), size)
-        self.register_buffer("matrix", rows, own)
+        own = config.output == OWN and tokens is not None
+        self.register_buffer("matrix", torch.empty(len(tokens), size) if own and tokens is not None else None, own)
 
     @classmethod
     def from_target(
@@ -216,29 +218,14 @@ class DFlashHead(TrainedHead):
             probe_features(target),
             as_ids(tokens, target.vocab_size),
         ).place(model.device, model.dtype)
-        made._start_from(model, seed)
+        made.draw(seed)
+        made.know(embedding_matrix(model), output_matrix(model))
         return made
-
-    @torch.no_grad()
-    def _start_from(self, model: PreTrainedModel, seed: int) -> None:
-        drawn = torch.Generator().manual_seed(seed)
-        for name, weight in self.named_parameters():
-            if weight.dim() > 1:
-                # What the layers add is small, not zero: then gradients reach their queries and keys from the start.
-                size = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.5
-                weight.copy_(torch.randn(weight.shape, generator=drawn) * size * weight.shape[-1] ** -0.5)
-        self.know(embedding_matrix(model), output_matrix(model))
 
     @property
     def shares_output(self) -> bool:
         """Whether the output matrix is the target's."""
         return self.config.output == OF_TARGET
-
-    def know(self, embedding: Float[Tensor, "all hidden"], output: Float[Tensor, "all hidden"]) -> None:
-        """Take the target's matrices, which the head shares."""
-        self.embedding = embedding
-        if self.shares_output:
-            self.matrix = output if self.tokens is None else output[self.tokens]
 
     def probe(self, target: Target) -> Float[Tensor, "tokens hidden"] | None:
         fits = max(self.config.taps) <= target.num_layers and self.config.mask < target.vocab_size
@@ -265,9 +252,7 @@ class DFlashHead(TrainedHead):
             positions: of what is known, then of the blocks' tokens.
             seen: who sees whom; the same in all layers.
         """
-        if self.embedding is None:
-            raise ValueError("this head shares the target's embeddings, which it does not know yet")
-        hidden = functional.embedding(ids, self.embedding).to(known.dtype)
+        hidden = self.embedded(ids, known)
         angles = self.rotary(hidden, positions)
         for layer in self.layers:
             hidden = layer(hidden, known, angles, seen)
@@ -276,14 +261,7 @@ class DFlashHead(TrainedHead):
 
     def outputs(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         """Logits of the tokens that can be drafted."""
-        if self.matrix is None:
-            raise ValueError("this head shares the target's output matrix, which it does not know yet")
-        return functional.linear(states, self.matrix.to(states.dtype))
-
-    def parameter_counts(self) -> dict[str, int]:
-        """Parameters, all of them trained, by part: `fc`, `layers` with their norms; and their `total`."""
-        fc, total = (sum(weight.numel() for weight in part.parameters()) for part in (self.fc, self))
-        return {"fc": fc, "layers": total - fc, "total": total}
+        return self.told_by_matrix(states)
 
 
 def spread_taps(layers: int, count: int = 5) -> list[int]:

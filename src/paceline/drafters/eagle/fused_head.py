@@ -109,14 +109,10 @@ class Eagle3Head(SteppingHead):
             the token stands beside the state.
         entry_norm: of what comes in of a token.
         norm: before the output matrix.
-        embedding: of all tokens; None until the target is known.
-        matrix: the output matrix, of the tokens that can be drafted; None until the target is known.
     """
 
     kind, title, Config = "eagle3", "EAGLE-3 head", Eagle3Config
     config: Eagle3Config
-    embedding: Float[Tensor, "all hidden"] | None
-    matrix: Float[Tensor, "vocab hidden"] | None
 
     def __init__(
         self,
@@ -182,29 +178,14 @@ class Eagle3Head(SteppingHead):
             probe_features(target),
             as_ids(tokens, target.vocab_size),
         ).place(model.device, model.dtype)
-        made._start_from(model, seed)
+        made.draw(seed)
+        made.know(embedding_matrix(model), output_matrix(model))
         return made
-
-    @torch.no_grad()
-    def _start_from(self, model: PreTrainedModel, seed: int) -> None:
-        drawn = torch.Generator().manual_seed(seed)
-        for name, weight in self.named_parameters():
-            if weight.dim() > 1:
-                # What the layers add is small, not zero: then gradients reach their queries and keys from the start.
-                size = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.5
-                weight.copy_(torch.randn(weight.shape, generator=drawn) * size * weight.shape[-1] ** -0.5)
-        self.know(embedding_matrix(model), output_matrix(model))
 
     @property
     def shares_output(self) -> bool:
         """Whether the output matrix is the target's."""
         return self.config.output == OF_TARGET
-
-    def know(self, embedding: Float[Tensor, "all hidden"], output: Float[Tensor, "all hidden"]) -> None:
-        """Take the target's matrices, which the head shares."""
-        self.embedding = embedding
-        if self.config.output == OF_TARGET:
-            self.matrix = output if self.tokens is None else output[self.tokens]
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -240,9 +221,7 @@ class Eagle3Head(SteppingHead):
         """What comes in of tokens: their embeddings, or their own states after the target's first layers."""
         if self.shallow:
             return self._read(states, self.shallow)
-        if self.embedding is None:
-            raise ValueError("this head shares the target's embeddings, which it does not know yet")
-        return functional.embedding(ids, self.embedding).to(states.dtype)
+        return self.embedded(ids, states)
 
     def _read(self, states: Float[Tensor, "*rows read"], tap: int) -> Float[Tensor, "*rows hidden"]:
         return of_tap(states, self.reads, tap, self.fc.out_features)
@@ -264,14 +243,7 @@ class Eagle3Head(SteppingHead):
 
     def outputs(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         """Logits of the tokens that can be drafted."""
-        if self.matrix is None:
-            raise ValueError("this head shares the target's output matrix, which it does not know yet")
-        return functional.linear(self.norm(states), self.matrix.to(states.dtype))
-
-    def parameter_counts(self) -> dict[str, int]:
-        """Parameters, all of them trained, by part: `fc`, `layers` with their norms; and their `total`."""
-        fc, total = (sum(weight.numel() for weight in part.parameters()) for part in (self.fc, self))
-        return {"fc": fc, "layers": total - fc, "total": total}
+        return self.told_by_matrix(self.norm(states))
 
 
 def of_tap(

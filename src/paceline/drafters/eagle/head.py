@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
 from paceline.drafters.eagle.stepping_head import SteppingHead
 from paceline.drafting.heads import HeadConfig, as_ids, with_blocks
@@ -52,15 +51,10 @@ class EagleHead(SteppingHead):
     Attributes:
         fc: from twice the hidden size to the hidden size.
         lm: the layers, as a Hugging Face model without anything before or after them.
-        embedding: of all tokens; None until the target is known.
-        matrix: the target's output matrix, of the tokens that can be drafted; None until the target is known.
     """
 
     kind, title, Config = "eagle", "EAGLE head", EagleConfig
     config: EagleConfig
-    embedding: Float[Tensor, "all hidden"] | None
-    matrix: Float[Tensor, "vocab hidden"] | None
-    shares_output = True  # the output matrix is always the target's
 
     def __init__(
         self,
@@ -134,8 +128,7 @@ class EagleHead(SteppingHead):
         for weight in self.fc.parameters():
             weight.zero_()
         self.fc.weight[:, size:].copy_(torch.eye(size))
-        self.embedding, matrix = embedding_matrix(model), output_matrix(model)
-        self.matrix = matrix if self.tokens is None else matrix[self.tokens]
+        self.know(embedding_matrix(model), output_matrix(model))
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -157,9 +150,7 @@ class EagleHead(SteppingHead):
         self, states: Float[Tensor, "batch tokens hidden"], ids: Int[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch tokens hidden"]:
         """What comes in of tokens: their embeddings."""
-        if self.embedding is None:
-            raise ValueError("this head shares the target's embeddings, which it does not know yet")
-        return functional.embedding(ids, self.embedding).to(states.dtype)
+        return self.embedded(ids, states)
 
     def entered(
         self, state: Float[Tensor, "batch tokens hidden"], token: Float[Tensor, "batch tokens hidden"]
@@ -170,11 +161,4 @@ class EagleHead(SteppingHead):
 
     def outputs(self, features: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         """Logits of the tokens that can be drafted, by the target's output matrix."""
-        if self.matrix is None:
-            raise ValueError("this head shares the target's output matrix, which it does not know yet")
-        return functional.linear(features, self.matrix.to(features.dtype))
-
-    def parameter_counts(self) -> dict[str, int]:
-        """Parameters, all of them trained, by part: `fc`, `layers`; and their `total`."""
-        fc, layers = (sum(weight.numel() for weight in part.parameters()) for part in (self.fc, self.lm))
-        return {"fc": fc, "layers": layers, "total": fc + layers}
+        return self.told_by_matrix(features)

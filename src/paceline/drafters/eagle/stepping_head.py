@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from paceline.drafting.heads import TrainedHead
+from paceline.drafting.sharing_head import SharingHead
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
 
-class SteppingHead(TrainedHead):
+class SteppingHead(SharingHead):
     """At position t it reads the target's hidden states there and token t + 1, and makes a state from which token t + 2
     is told; in the next step of a draft that state stands for the target's.
     """

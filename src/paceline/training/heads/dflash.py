@@ -48,7 +48,7 @@ class DFlashOptions(HeadOptions):
 
 
 class BlockStarts(NamedTuple):
-    """BlockStarts that begin at some tokens of each text."""
+    """At which tokens of each text the blocks begin."""
 
     begins: Int[Tensor, "batch blocks"]
     there: Bool[Tensor, "batch blocks"]  # False: padding
@@ -76,33 +76,34 @@ class DFlashTask(FeatureTask):
         drafts, at, asked = self._drafts(batch, self._regular(self._beginnings(batch, False)), False)
         best = torch.full_like(at, IGNORE)
         best[asked] = self.ids(drafts.logits.argmax(-1))
-        labels, first = batch.labels.flatten()[at], asked[:, 0]
-        chains = draft_counts((best == labels)[:, :CHAIN], asked[:, :CHAIN])
-        places = asked.nonzero()[:, 1]
-        alone = drafts.logits[places == 0], torch.ones_like(drafts.weights[places == 0])
-        known = (values.flatten(0, 1)[at[first, 0]] for values in (batch.labels, batch.top_ids, batch.top_logp))
-        wanted_labels, top_ids, top_logp = known
-        rows = drafts.truth.rows
-        truth = TargetFeatures(drafts.truth.features, None if rows is None else rows[places == 0])
-        loss = self.learn(*alone, (wanted_labels, top_ids, top_logp), truth)
-        return tally(chains, best[first, 0], top_ids, loss)
+        right = best == batch.labels.flatten()[at]
+        first, rows = asked.nonzero()[:, 1] == 0, drafts.truth.rows
+        assert rows is not None  # several blocks tell the same token
+        wanted = self._wanted(batch, at[asked][first])
+        ones = torch.ones_like(drafts.weights[first])
+        loss = self.learn(drafts.logits[first], ones, wanted, drafts.truth._replace(rows=rows[first]))
+        return tally(draft_counts(right[:, :CHAIN], asked[:, :CHAIN]), best[asked][first], wanted[1], loss)
 
     def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
         return figures(counts, min(CHAIN, self.places))
 
     def _beginnings(self, batch: Batch, every: bool) -> Bool[Tensor, "batch tokens"]:
-        """Where a block may begin: where the next token is one to learn, or, of all that the target says, at every
-        token but the first, before which there is nothing to read.
-        """
-        may = self._inside(batch) if every else batch.labels != IGNORE
-        may = may.clone()
+        """Where a block may begin: not at a text's first token, before which there is nothing to read."""
+        may = self._to_learn(batch, every)
         may[:, 0] = False
         return may
 
-    def _inside(self, batch: Batch) -> Bool[Tensor, "batch tokens"]:
-        """Tokens that another follows."""
+    def _to_learn(self, batch: Batch, every: bool) -> Bool[Tensor, "batch tokens"]:
+        """Where the next token is one to learn; `every`: where there is one."""
+        if not every:
+            return batch.labels != IGNORE
         ends = torch.tensor([[len(row) - 1] for row in batch.rows], device=batch.ids.device)
         return torch.arange(batch.ids.shape[1], device=batch.ids.device) < ends
+
+    def _wanted(self, batch: Batch, at: Int[Tensor, " n"]) -> tuple[Tensor, Tensor, Tensor]:
+        """What is to be known at these positions of the flattened batch; see `distil`."""
+        labels, top_ids, top_logp = (v.flatten(0, 1)[at] for v in (batch.labels, batch.top_ids, batch.top_logp))
+        return labels, top_ids, top_logp
 
     def _drawn(self, batch: Batch, may: Bool[Tensor, "batch tokens"]) -> BlockStarts:
         """Drawn by the step and the text: the same for any number of processes, and after a resumption."""
@@ -130,14 +131,12 @@ class DFlashTask(FeatureTask):
         ahead = began[:, None] + torch.arange(self.places, device=began.device)
         length = batch.ids.shape[1]
         at = text[:, None] * length + ahead.clamp(max=length - 1)
-        to_know = self._inside(batch) if every else batch.labels != IGNORE
-        asked = (ahead < length) & to_know.flatten()[at]
+        asked = (ahead < length) & self._to_learn(batch, every).flatten()[at]
         logits = self.head.outputs(states[asked])
         which, rows = at[asked].unique(return_inverse=True)
         truth = TargetFeatures(features.flatten(0, 1)[which], rows)
-        wanted = tuple(values.flatten(0, 1)[at[asked]] for values in (batch.labels, batch.top_ids, batch.top_logp))
         weights = self._weights(batch, asked)
-        loss = self.learn(logits, weights, wanted, truth)  # type: ignore[arg-type]
+        loss = self.learn(logits, weights, self._wanted(batch, at[asked]), truth)
         before = features.flatten(0, 1)[text * length + began - 1]
         hidden = before[:, None].expand(*asked.shape, -1)[asked]
         return Drafts(logits, weights, hidden, truth, loss), at, asked
