@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
 # Python compiles modules when they are first used; pip would compile all there are, most of which nothing here uses.
 PIP_INSTALL := $(BIN)/python -m pip install --no-compile -c $(CONSTRAINTS)
+# Images of containers often forbid Python to keep what it has compiled: each process would then compile torch anew.
+export PYTHONDONTWRITEBYTECODE :=
 # In processes of one thread each: tiny models gain little from a second.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
