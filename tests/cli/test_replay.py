@@ -10,6 +10,7 @@ import pytest
 
 from helpers import one_thread  # noqa: F401
 from paceline.profiling.shipped import FOLDER
+from paceline.profiling.trace import read_trace
 
 
 @pytest.fixture
@@ -48,6 +49,14 @@ def test_a_trace_and_its_replays(run, tiny_model_dir, suite, tmp_path, monkeypat
     assert code == 0
     assert "projections" in out
     assert "suffix:budget=4" in out
+
+    known = read_trace(trace)
+    known.header.measured["suffix:budget=4+disco"] = known.header.measured["ar"]
+    known.write(tmp_path / "disco.jsonl.gz")
+    code, out, err = run("replay", tmp_path / "disco.jsonl.gz", "--json")  # of those measured what can be replayed
+    assert code == 0
+    assert len(json.loads(out)["rows"]) == len(rows)
+    assert "without suffix:budget=4+disco: " in err
 
     monkeypatch.setenv("COLUMNS", "20")  # no room for a table
     code, out, _ = run("replay", trace, "--methods", "ar,suffix:budget=4+fixed:k=2")

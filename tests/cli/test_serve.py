@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import json
+import logging
 import socket
+import sys
 
 import pytest
 import uvicorn
+
+from paceline.serve.guard import Guard, JsonLines
 
 
 @pytest.fixture
@@ -40,6 +45,7 @@ def test_options_come_from_a_file_and_the_command_line(run, tiny_model_dir, tmp_
         (["--drain", "inf"], "", "drain must be above 0, and finite"),
         (["--api-key", "clé"], "", "ASCII characters only"),
         (["--config", "FILE"], "rows = true", "rows is no switch"),
+        (["--host", ""], "", "host must not be empty"),
         (["--host", "no.such.host.invalid"], "", "cannot serve on no.such.host.invalid"),
         (["--port", "1"], "", "cannot serve on"),
         (["--config", "FILE"], "colour = 1", "unknown options: colour"),
@@ -55,6 +61,41 @@ def test_what_is_wrong_is_one_line(run, tiny_model_dir, tmp_path, served, words,
     assert code == 1
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_key_of_the_environment_is_one_key(run, tiny_model_dir, tmp_path, served, monkeypatch):
+    """Spaces and all; before the file's, and after the command line's."""
+    file = tmp_path / "serve.toml"
+    file.write_text('api-key = ["of the file"]\n')
+
+    def keys(*words: str) -> list[bytes]:
+        code, _, err = run("serve", "-m", tiny_model_dir, "-d", "none", "--config", file, *words)
+        assert (code, err) == (0, "")
+        [guard] = [layer for layer in served.pop().config.app.user_middleware if layer.cls is Guard]
+        return guard.kwargs["keys"]
+
+    assert keys() == ("of the file",)
+    monkeypatch.setenv("PACELINE_API_KEY", "correct horse battery staple")
+    assert keys() == ("correct horse battery staple",)
+    assert keys("--api-key", "another") == ("another",)
+    monkeypatch.setenv("PACELINE_API_KEY", " ")
+    code, _, err = run("serve", "-m", tiny_model_dir, "-d", "none", "--config", file)
+    assert (code, err.strip()) == (1, "error: an API key must not be empty")
+
+
+def test_lines_of_the_log_as_json():
+    request = logging.makeLogRecord({"msg": "a 200", "levelname": "INFO", "request": {"status": 200, "path": "/a"}})
+    told = json.loads(JsonLines().format(request))
+    assert told.pop("time") > 0
+    assert told == {"level": "info", "status": 200, "path": "/a"}
+    try:
+        raise ValueError("so it is\nin two lines")
+    except ValueError:
+        failed = logging.makeLogRecord({"msg": "it %s", "args": ("failed",), "exc_info": sys.exc_info()})
+    line = JsonLines().format(failed)
+    assert "\n" not in line
+    assert json.loads(line)["message"] == "it failed"
+    assert "so it is" in json.loads(line)["traceback"]
 
 
 def test_a_port_that_is_taken(run, tiny_model_dir):

@@ -179,3 +179,14 @@ def test_stop_strings_in_spared_tokens() -> None:
     assert pieces == ["a", "b", "a", "b", "", ""]
     assert stream.stopped
     assert stream.text == "abab"
+
+
+def test_spaces_that_a_tokenizer_would_clean_up() -> None:
+    """Text that was passed on does not change with what comes after it."""
+    words = {word: at for at, word in enumerate(["[UNK]", "it", "'", "s", "a", "##b", "!"])}
+    core = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    core.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=True)
+    ids = [words[word] for word in ("it", "'", "s", "a", "##b", "!", "a")]
+    assert tokenizer.decode(ids) == "it's ab! a"  # it does
+    assert "".join(streamed(ids, tokenizer=tokenizer)) == "it ' s ab ! a"

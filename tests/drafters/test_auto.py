@@ -32,7 +32,7 @@ from paceline.targets import Target, as_target
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
 from paceline.targets.native import available
-from tiny import small_llama
+from tiny import byte_tokenizer, small_llama
 
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
 
@@ -245,3 +245,17 @@ def test_a_datastore_where_there_is_one(
     monkeypatch.setattr("paceline.drafters.rest.drafter.Rest", damaged)
     assert datastore(target) == []
     assert "the datastore is damaged" in caplog.text
+
+
+def test_rounds_of_a_prediction_say_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the output is as predicted nobody else is asked: nothing is learned of what drafts are worth."""
+    llm = paceline.load(small_llama(), tokenizer=byte_tokenizer(), drafter="auto:head=none", fresh=True)
+    learned: list[float] = []
+    monkeypatch.setattr(Pause, "learn", lambda self, rows, gain, *rest: learned.append(gain))
+    text = llm.generate(TEXT, max_new_tokens=40, eos=()).tokens
+    assert learned
+    learned.clear()
+    output = llm.generate(TEXT, max_new_tokens=40, eos=(), prediction=text)
+    assert output.tokens == text
+    assert len(output.stats.rounds) < 20
+    assert all(gain > 0 for gain in learned)  # of rounds in which it was asked, as where the prediction's end was near

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import paceline
-from helpers import one_thread  # noqa: F401
-from paceline.drafters.lookahead import Lookahead, Window
+from helpers import Oracle, one_thread  # noqa: F401
+from paceline.drafters.lookahead import FADING, Lookahead, Window
+from paceline.drafters.merge import Merge
+from paceline.drafting.base import Row
 from paceline.drafting.budget import Budget
 from paceline.drafting.tree import TokenTree
 from paceline.errors import OptionError
@@ -88,3 +90,22 @@ def test_max_nodes() -> None:
     target = as_target(small_llama())
     llm = paceline.load(target.model, drafter="lookahead:level=3:budget=12")
     assert llm.drafter.max_nodes(18) == 12
+
+
+def test_what_others_drafted_is_not_its_harvest() -> None:
+    """In a tree that is merged of several."""
+    brought: list[float] = []
+
+    class Watched(Lookahead):
+        def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
+            before = row.state.harvest
+            super().observe(row, tree, path, out)
+            brought.append(row.state.harvest - before * FADING)
+
+    plain = paceline.load(small_llama(), tokenizer=byte_tokenizer(), drafter="none")
+    truths = {tuple(PROMPT): plain.generate(PROMPT, max_new_tokens=40, eos=()).tokens}
+    other = Oracle(plain.target, truths, ["truth", "nothing"])
+    llm = plain.method(lambda target: Merge(target, drafters=[Watched(target, budget=40), other], budget=8))
+    sources = llm.generate(PROMPT, max_new_tokens=40, eos=()).stats.sources
+    assert sources.count("oracle") > 5
+    assert sum(brought) == pytest.approx(sources.count("lookahead"))

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
+import paceline
 from helpers import hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
-from paceline.drafters.draft_model import DraftModel, fit_vocabulary
+from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.layer_skip.drafter import LayerSkip
 from paceline.drafters.layer_skip.skip_set import KINDS, SkipSet, stored_path
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
-from paceline.drafting.base import Drafter
+from paceline.drafting.base import Drafter, Row
+from paceline.drafting.tree import TokenTree
 from paceline.errors import OptionError, TokenizerMismatch, UnknownModel
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
+from paceline.policies.pace import Pace
+from paceline.profiling.rounds import ready
+from paceline.targets import make_target
+from paceline.targets.cache import KVCache
+from paceline.targets.cost_model import Costs
+from paceline.targets.costs import set_costs
+from paceline.targets.native import available
 from paceline.targets.target import BlockTarget, Target, as_target
 from tiny import EOS, LETTERS, byte_tokenizer, pair_tokenizer, small_llama, with_tokens
 
@@ -87,11 +98,52 @@ class TestDraftModel:
             if not sampling:
                 assert request.output == hf_greedy(target.model, prompt, NEW)
 
-    def test_fit_vocabulary(self) -> None:
-        logits = torch.tensor([[1.0, 2.0, 3.0]])
-        assert fit_vocabulary(logits, 2).tolist() == [[1, 2]]
-        assert fit_vocabulary(logits, 3) is not None
-        assert fit_vocabulary(logits, 4).softmax(-1)[0, 3] == 0
+    @pytest.mark.parametrize("tier", ["reference", "native"] if available() else ["reference"])
+    def test_a_policy_beside_a_model_with_fewer_outputs(self, tier: str) -> None:
+        """It is shown how sure the draft model is of the tokens that it has."""
+        target, drafter = (
+            make_target(small_llama(vocab_size=vocab, eos_token_id=None).float(), tier=tier) for vocab in (257, 200)
+        )
+        made = DraftModel(target, model=drafter)
+        set_costs(made, Costs({0: 1.0, 16: 1.2}))
+        request = Request([5, 6, 7], limit=NEW, policy=ready(Pace(), made), seed=0)
+        for _ in Engine(target, made).run([request]):
+            pass
+        assert request.stats.drafted > 0
+
+    def test_a_row_that_copies_beside_one_that_drafts(self, target: BlockTarget) -> None:
+        """What the draft model has cached of a row is what it reads when the row is alone."""
+
+        class Watched(DraftModel):
+            def observe(self, row: Row, tree: TokenTree, path: list[int], out: object) -> None:
+                super().observe(row, tree, path, out)
+                seen[tuple(row.ids)] = self.cache.store[:, :, row.slot, :, : int(self.cache.lengths[row.slot])].clone()
+
+        found = []
+        for batch in (1, 2):
+            seen: dict[tuple[int, ...], torch.Tensor] = {}
+            made = Watched(target, model=BlockTarget(perturbed(small_llama(), 0.05)), copy=True)
+            prompts = [[1, 2, 3, 4] * 9, [5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 7, 1, 2, 3]]
+            requests = [Request(prompt, limit=40, policy=Fixed(k=5)) for prompt in prompts]
+            for _ in Engine(target, made).run(requests, batch=batch):
+                pass
+            found.append(seen)
+        alone, beside = found
+        assert len(alone.keys() & beside.keys()) > 20
+        for ids in alone.keys() & beside.keys():
+            most = min(alone[ids].shape[-2], beside[ids].shape[-2])
+            torch.testing.assert_close(alone[ids][..., :most, :], beside[ids][..., :most, :])
+
+    def test_a_text_that_the_draft_model_has_no_positions_for(self, target: BlockTarget) -> None:
+        """From there on it is decoded plainly."""
+        small = BlockTarget(small_llama(max_position_embeddings=40))
+        request = Request([5, 6, 7] * 8, limit=60, policy=Fixed(k=3))
+        for _ in Engine(target, DraftModel(target, model=small)).run([request]):
+            pass
+        drafted = [record.drafted for record in request.stats.rounds]
+        assert drafted[0]
+        assert not any(drafted[-10:])
+        assert request.output == hf_greedy(target.model, request.ids[:24], 60)
 
     def test_needs_a_model(self, target: BlockTarget) -> None:
         with pytest.raises(OptionError, match="draft-model:model=NAME"):
@@ -381,3 +433,22 @@ class TestHiddenStates:
                 pass
             assert all(taps == want for taps in tapped)
             assert tapped
+
+
+def test_nobody_keeps_a_cache_that_was_given_back() -> None:
+    """Of a drafter that works on the target's cache, alone and beside a prediction."""
+    llm = paceline.load(small_llama(), tokenizer=byte_tokenizer(), drafter="layer-skip+fixed:k=2")
+    caches: list[weakref.ref[KVCache]] = []
+    new_cache = llm.target.new_cache
+
+    def watched(batch: int, capacity: int) -> KVCache:
+        made = new_cache(batch, capacity)
+        caches.append(weakref.ref(made))
+        return made
+
+    llm.target.new_cache = watched  # type: ignore[method-assign]
+    text = llm.generate(PROMPTS[0], max_new_tokens=NEW, eos=()).tokens
+    assert llm.generate(PROMPTS[0], max_new_tokens=NEW, eos=(), prediction=text).tokens == text
+    assert len(caches) > 1
+    gc.collect()
+    assert not [cache for cache in caches if cache() is not None]

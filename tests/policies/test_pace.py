@@ -273,3 +273,30 @@ def test_a_copy_is_weighed_by_what_verifying_it_takes() -> None:
         policy.observe(4, 4)
     assert policy.long_run.rate() > 3  # towards 5 / 1.2; with the drafting that did not happen it were 5 / 21
     assert not policy.takes(Sureness(1e-3, 0.01), 0)
+
+
+def test_a_copy_that_is_refused_takes_no_time_off() -> None:
+    """Nor does it add any: the round's time is that of those that were taken."""
+    rates = []
+    for refused in (False, True):
+        policy = Pace(k_max=8)
+        placed(policy, draft=0.7, verify=0.2)
+        for depth in range(3):
+            assert policy.takes(Sureness(0.99, 0.02), depth)
+        if refused:
+            assert not policy.takes(Sureness(1e-4, 0.01), 3)
+        policy.observe(3, 3)
+        rates.append(policy.long_run.rate())
+    assert rates[0] == pytest.approx(rates[1])
+
+
+def test_a_round_that_asks_nothing_teaches_nothing() -> None:
+    policy = Pace()
+    placed(policy)
+    assert policy.more(0)
+    assert not policy.keep(torch.full((1000,), 1e-3), 0)
+    policy.observe(0, 0)
+    known, recent = list(policy.ahead.mean), list(policy.recent)
+    for _ in range(20):  # as while somebody else drafts
+        policy.observe(0, 0)
+    assert (list(policy.ahead.mean), policy.recent) == (known, recent)

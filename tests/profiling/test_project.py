@@ -27,9 +27,10 @@ from paceline.drafters.suffix import Suffix
 from paceline.drafting.base import Drafter
 from paceline.errors import DataError, OptionError
 from paceline.profiling import project as project_module
-from paceline.profiling.project import project, terms_of
+from paceline.profiling.project import check_method, project, terms_of
 from paceline.profiling.record import record, sources_of
-from paceline.profiling.recorded import distribution
+from paceline.profiling.recorded import PaidSource, Recorded, RecordedTarget, distribution
+from paceline.profiling.rounds import setting_of
 from paceline.profiling.shipped import load_profile, shipped
 from paceline.profiling.trace import Header, Measured, Trace, TracedText, read_trace
 from paceline.targets import Target
@@ -115,6 +116,41 @@ def test_time_is_what_the_costs_say(trace: Trace) -> None:
     assert one.seconds == pytest.approx(one.rounds * 1.75 + drafted * (0.1 + 0.1), rel=0.03)
     dear = terms_of("dear", {**PROFILE, "drafts": {"eagle": {"median": 5.0}, "medusa": None}}, trace)
     assert project(trace, "eagle+fixed:k=1", dear)["chat"].seconds > one.seconds + 4 * drafted
+
+
+def test_what_a_draft_takes_by_a_profile(trace: Trace) -> None:
+    """It is of a token of some; a head that computes all at once takes the time of all for the first."""
+    eagle = replace(trace.header.sources["eagle"], levels=[0.4, 0.1, 0.0, 0.0, 0.0])
+    uneven = Trace(replace(trace.header, sources={**trace.header.sources, "eagle": eagle}), trace.texts)
+
+    def seconds(drafts: dict[str, float]) -> float:
+        profile = {**PROFILE, "drafts": {name: {"median": median} for name, median in drafts.items()}}
+        return project(uneven, "eagle+fixed:k=1", terms_of("here", profile, uneven))["chat"].seconds
+
+    assert seconds({}) == pytest.approx(seconds({"eagle": 0.1}))
+    assert seconds({"eagle": 0.2}) - seconds({}) == pytest.approx(seconds({"eagle": 0.3}) - seconds({"eagle": 0.2}))
+    assert seconds({"eagle": 0.2}) > seconds({}) + 0.3 * NEW  # that is 0.4 a round, of nearly as many
+    recorded = {**uneven.header.sources, "eagle:k=2": eagle}
+    texts = [replace(text, drafts={**text.drafts, "eagle:k=2": text.drafts["eagle"]}) for text in uneven.texts]
+    named = Trace(replace(uneven.header, sources=recorded), texts)
+    by_kind, as_written = (
+        project(named, "eagle:k=2+fixed:k=1", terms_of("here", {**PROFILE, "drafts": drafts}, named))["chat"].seconds
+        for drafts in ({"eagle": {"median": 0.2}}, {"eagle": {"median": 0.2}, "eagle:k=2": {"median": 0.1}})
+    )
+    assert by_kind - as_written == pytest.approx(seconds({"eagle": 0.2}) - seconds({"eagle": 0.1}))
+
+
+def test_predictors_lie_where_they_lay(trace: Trace, tmp_path: Path) -> None:
+    """Those that were trained for the model, and those that come with its head."""
+    there = replace(trace.header.sources["eagle"], predictors=[str(tmp_path / "trained"), str(tmp_path / "head")])
+    known = Trace(replace(trace.header, target="tiny-1234", sources={"eagle": there}, parts={}), trace.texts)
+    target: Any = RecordedTarget(known, Costs({1: 1.0, 2: 1.0}), MadeUpClock())
+    setting = setting_of(PaidSource(Recorded(known, "eagle", target), target, "auto"), hidden=False)
+    assert setting.predictors == (tmp_path / "trained", tmp_path / "head")
+    assert setting.target == "tiny-1234"
+    with pytest.raises(OptionError, match="predictor"):
+        check_method(known, "eagle+disco", terms_of("here", PROFILE, known))
+    check_method(known, "eagle+fixed:k=1", terms_of("here", PROFILE, known))
 
 
 def test_costs_decide(trace: Trace) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -10,14 +12,16 @@ from helpers import one_thread  # noqa: F401
 from paceline.api import LLM
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
+from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.layer_skip.drafter import LayerSkip
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.policies import POLICIES
 from paceline.policies.fixed import Fixed
+from paceline.policies.pace import Pace
 from paceline.profiling import rounds
-from paceline.profiling.rounds import _round_seconds, pass_cost, round_cost, round_seconds
+from paceline.profiling.rounds import _round_seconds, pass_cost, ready, round_cost, round_seconds
 from paceline.targets.cost_model import Costs, LearnedCosts
 from paceline.targets.costs import set_costs
 from paceline.targets.span import Span
@@ -220,3 +224,15 @@ def test_costs_of_a_batch(target: BlockTarget) -> None:
     assert alone == pytest.approx(1.1)
     assert pass_cost(drafter)(1) == pytest.approx(1 + (passes(16) - passes(8)) / passes(8))
     assert round_cost(drafter)(1) == pytest.approx((0.001 + passes(16)) / passes(8))
+
+
+def test_what_policies_hand_on_keeps_no_drafter(target: BlockTarget) -> None:
+    """Nor, with it, its target."""
+    made = DraftModel(target, model=BlockTarget(small_llama()))
+    request = Request([1, 2, 3], limit=20, policy=ready(Pace(), made), seed=0)
+    for _ in Engine(target, made).run([request]):
+        pass
+    known = weakref.ref(made)
+    del made, request
+    gc.collect()
+    assert known() is None

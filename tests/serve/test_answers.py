@@ -35,10 +35,24 @@ def test_tokens_that_are_parts_of_a_character() -> None:
     logprobs = [Logprob(-1.0, [(first, -1.0), (second, -2.0)]), SURE]
     plain = completion_logprobs(TEXTS, [first, second], logprobs, 3)
     assert plain["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
-    assert plain["top_logprobs"][0] == {"bytes:\\xc3": -1.0, "bytes:\\xa9": -2.0}
+    assert plain["top_logprobs"] == [{"bytes:\\xc3": -1.0, "bytes:\\xa9": -2.0}, {"bytes:\\xa9": -1.0}]
     assert plain["text_offset"] == [3, 4]
     chat = chat_logprobs(TEXTS, [first, second], logprobs)["content"]
     assert bytes(byte for entry in chat for byte in entry["bytes"]).decode() == "é"
+    assert [entry["token"] for entry in chat] == plain["tokens"]
+
+
+def test_a_chosen_token_is_among_the_likeliest() -> None:
+    """Though it is not one of them, or none was asked for."""
+    chosen, other = BYTES.encode("ab", add_special_tokens=False)
+    told = completion_logprobs(TEXTS, [chosen, chosen], [Logprob(-3.0, [(other, -0.1)]), Logprob(-3.0, [])], 0)
+    assert told["top_logprobs"] == [{"a": -3.0, "b": -0.1}, {"a": -3.0}]
+
+
+def test_special_tokens_take_no_place_in_the_text() -> None:
+    a, b = BYTES.encode("ab", add_special_tokens=False)
+    end = BYTES.eos_token_id
+    assert completion_logprobs(TEXTS, [a, end, b, end, a], [SURE] * 5, 0)["text_offset"] == [0, 1, 1, 2, 2]
 
 
 def test_of_tokens_with_one_text_the_likelier_is_told() -> None:

@@ -203,7 +203,7 @@ def _fails(*arguments: object, **options: object) -> Any:
 class TestOneOfItsOwn:
     def test_keys_timeouts_and_the_end(self, llms: dict[str, LLM]) -> None:
         """An answer that fits the drain time is given after the server was told to stop."""
-        settings = Settings(rows=1, context=500, queue=4, keep=0, timeout=0.3, keys=("one", "two"), json_log=True)
+        settings = Settings(rows=1, context=500, queue=4, keep=0, timeout=0.3, keys=("one", "two"))
         with serving({"none": llms["none"]}, settings) as server:
             assert server.post("/v1/completions", json=LONG).status_code == 401
             assert server.get("/slots", headers={"authorization": "Bearer three"}).status_code == 401

@@ -268,6 +268,12 @@ class TestTheRest:
         tokens = server.post("/tokenize", json={"prompt": "äbc"}).json()["tokens"]
         assert server.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "äbc"}
         assert server.post("/tokenize", json={"messages": CHAT}).json()["tokens"] == tiny.encode(CHAT)
+        for path, asked in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": tokens})):
+            assert server.post(path, json={"model": "another", **asked}).status_code == 404
+        bare = server.post("/tokenize", json={"messages": CHAT, "add_special_tokens": False})
+        assert (bare.status_code, "add_special_tokens" in bare.text) == (400, True)
+        unused = {"speculate": False, "policy": "nonsense"}
+        assert server.post("/v1/completions", json={"prompt": "a", "paceline": unused}).status_code == 400
 
     def test_state_and_metrics(self, server: Running) -> None:
         server.client().completions.create(prompt="abcabc", **GREEDY)

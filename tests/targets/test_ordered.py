@@ -98,10 +98,12 @@ def test_no_type_lets_trees_through(name: str, dtype: torch.dtype) -> None:
     assert isinstance(as_target(model), OrderedTarget)
 
 
+@pytest.mark.parametrize("name", ["bart", "mpt"])
 @torch.inference_mode()
-def test_padding_beyond_the_context() -> None:
+def test_padding_beyond_the_context(name: str) -> None:
     """A row at the end of its context beside one with a longer draft: nobody looks up a position that is not there."""
-    target = as_target(make("bart"))
+    target = as_target(make(name))
+    assert target.context == CONTEXT
     cache = target.new_cache(2, CONTEXT + 8)
     cache.lengths[:] = CONTEXT - 2, 5
     ids = torch.full((2, 4), 7)

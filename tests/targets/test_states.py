@@ -3,6 +3,8 @@ Hugging Face's own; its recurrences compute in float32, so that these differ by 
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -150,6 +152,32 @@ def test_greedy_text(target: Target) -> None:
         pass
     assert [request.output for request in requests] == truths
     assert all(any(round.accepted > 1 for round in request.stats.rounds) for request in requests)
+
+
+def test_drafts_that_outgrow_a_ring_while_tokens_are_pending() -> None:
+    """Its window then begins before these."""
+    target = as_target(make("zaya, with windows"))
+
+    class Lengths(Fixed):
+        def __init__(self) -> None:
+            super().__init__(k=28)
+            self.turns = itertools.cycle((6, 6, 28))
+
+        def more(self, depth: int) -> bool:
+            if depth == 0:
+                self.limit = next(self.turns)
+            return super().more(depth)
+
+    prompts = [random_ids(n, seed=n).tolist() for n in (38, 20)]
+    new = 60
+    truths = [hf_greedy(target.model, prompt, new) for prompt in prompts]
+    drafter = Oracle(target, dict(zip(map(tuple, prompts), truths, strict=True)), turns=("half", "nonsense"))
+    requests = [Request(prompt, limit=new, policy=Lengths()) for prompt in prompts]
+    for batch in (requests[:1], requests[1:]):
+        for _ in Engine(target, drafter).run(batch):
+            pass
+    assert [request.output for request in requests] == truths
+    assert max(record.drafted for request in requests for record in request.stats.rounds) > 16
 
 
 class TestPasses:

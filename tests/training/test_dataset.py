@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from helpers import one_thread  # noqa: F401
 from paceline.errors import DataError
 from paceline.training.data.dataset import IGNORE, Dataset
-from paceline.training.data.samples import GENERATED, PROMPT, UNKNOWN, Manifest, Shard
+from paceline.training.data.samples import GENERATED, OPEN, PROMPT, UNKNOWN, Manifest, Sample, Shard, write_shard
 
 
 def test_batches_hold_every_sample_once(tiny_data: Path) -> None:
@@ -88,6 +88,29 @@ def test_no_prompt_is_learnt_and_measured(tiny_data: Path, tmp_path: Path) -> No
         assert [data.prompt(i) for i in range(len(data))].count(asked) >= 2
         assert asked not in {data.prompt(i) for i in training}
     assert {i for i in range(len(data)) if not data.generated[i]} <= set(training)
+
+
+def test_nothing_that_begins_with_a_measured_prompt_is_learnt(tmp_path: Path) -> None:
+    """Neither a reference answer to it, nor a dialogue that goes on after the model's."""
+
+    def sample(prompt: list[int], answer: list[int], flag: int) -> Sample:
+        return Sample(prompt + answer, [PROMPT] * len(prompt) + [flag] * len(answer))
+
+    prompts = [[9, number, 8] for number in range(40)]
+    samples = [sample(prompt, [1, 2], GENERATED) for prompt in prompts]
+    samples += [sample(prompt, [3, 300], OPEN) for prompt in prompts]
+    samples += [sample([*prompt, 1, 2, 7], [5], GENERATED) for prompt in prompts]
+    samples.append(sample([9], [40, 8, 1], OPEN))
+    manifest = Manifest(tmp_path)
+    manifest.open({"tokenizer": "made up"})
+    write_shard(tmp_path, 0, samples, 2, {"samples": len(samples)})
+    manifest.add("samples-00000.safetensors", {"samples": len(samples)})
+    data = Dataset(tmp_path)
+    training, held = data.split(8)
+    measured = [samples[index].ids[: samples[index].mask.index(GENERATED)] for index in held]
+    told = {at for at, one in enumerate(samples) if any(one.ids[: len(prompt)] == prompt for prompt in measured)}
+    assert set(held) < told
+    assert sorted(training) == sorted(set(range(len(samples))) - told)
 
 
 def test_frequencies(tiny_data: Path) -> None:

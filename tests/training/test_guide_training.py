@@ -51,6 +51,17 @@ def test_stored_states_change_nothing(tiny_model_dir: Path, tiny_data: Path) -> 
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
+def test_text_that_the_model_was_not_asked_about(tiny_model_dir: Path, tiny_data: Path) -> None:
+    """There likelier tokens are not known; nor do n-grams propose as many candidates as there may be."""
+    made = assembled(tiny_model_dir, tiny_data, objective="distil")
+    batch = made.data.batch([index for index in range(len(made.data)) if not made.data.generated[index]][:2])
+    places = made.task.places(batch)
+    assert (places.candidates < 0).any()
+    losses = {made.task.loss(batch).item() for made.task.objective in ("distil", "argmax", "text")}
+    assert len(losses) == 1
+    assert 0 < losses.pop() < float("inf")
+
+
 def test_one_goes_on_from_another(tiny_model_dir: Path, tiny_data: Path, tmp_path: Path) -> None:
     before = assembled(tiny_model_dir, tiny_data)
     with torch.no_grad():

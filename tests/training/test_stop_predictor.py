@@ -71,7 +71,7 @@ def by_hidden(made: Examples) -> torch.Tensor:
 
 class TestExamples:
     def test_are_the_tokens_that_were_judged(self, llm: LLM) -> None:
-        policy = Recorder(k=4, hidden=False)
+        policy = Recorder(k=4, width=None)
         uniform = torch.full((5,), 0.2)
         for drafted, accepted in ((4, 2), (4, 4), (3, 0), (0, 0)):
             assert policy.more(0)
@@ -100,6 +100,14 @@ class TestExamples:
         assert float(sharp.min()) > 0
         assert float(sharp.max()) <= 1
         assert int(examples.depth.max()) == 3
+
+    def test_of_a_drafter_that_copies(self, llm: LLM) -> None:
+        """A copy has no hidden state: predictors are shown zeros."""
+        copying = llm.method(lambda target: DraftModel(target, model=llm.drafter.drafter, copy=True))
+        made = collect(copying, [[1, 2, 3, 4] * 8, [5, 6, 7, 5, 6, 7, 5, 6]], k=4, max_new_tokens=24, batch=2)
+        copied = (made.draft == 0).all(1)
+        assert copied.any()
+        assert not copied.all()
 
     def test_a_seed_gives_the_same(self, llm: LLM, examples: Examples) -> None:
         again = collect(llm, PROMPTS, k=4, max_new_tokens=24, batch=2)

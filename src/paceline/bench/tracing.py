@@ -81,6 +81,7 @@ def write_trace(
         sources=about,
         parts=parts,
         measured={method: _measured(by_method[method]) for method in methods},
+        target=target.name,
     )
     Trace(header, list(texts)).write(path)
 

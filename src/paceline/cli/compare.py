@@ -54,8 +54,8 @@ class Side:
     def status(self) -> str:
         """Speed and acceptance so far."""
         stats = self.request.stats
-        seconds = stats.seconds if self.request.finish_reason else stats.prefill_seconds + sum(stats.split.values())
-        if not stats.tokens:
+        seconds = stats.seconds or stats.prefill_seconds + sum(stats.split.values())  # the former when it has ended
+        if not (stats.tokens and seconds):
             return ""
         return f"{stats.tokens} tokens · {stats.tokens / seconds:.1f}/s · tau {stats.tau:.2f}"
 

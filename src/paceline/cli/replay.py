@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from typer import Option
 
 from paceline.cli.console import print_json
 from paceline.cli.options import given_path
-from paceline.errors import require
+from paceline.errors import OptionError, require
 
 if TYPE_CHECKING:
     from paceline.profiling.trace import Measured, Trace
@@ -38,16 +39,22 @@ def replay(
     Speedups are of decoding, prompts aside, over plain decoding. Those of another machine are projections: its passes
     take what its profile says, and its model accepts as much as this one did.
     """
-    from paceline.profiling.project import project, terms_of
+    from paceline.profiling.project import check_method, project, terms_of
     from paceline.profiling.shipped import load_profile
     from paceline.profiling.trace import PLAIN, read_trace
 
     found = read_trace(trace)
-    names = [name.strip() for name in methods.split(",") if name.strip()] or list(found.header.measured)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
     terms = [terms_of("here", found.header.profile, found)]
     columns = ["here", "method", "measured", *(Path(name).stem for name in profile or ())]
     require(len(set(columns)) == len(columns), f"profiles need names of their own: {', '.join(columns[3:])}")
     terms += [terms_of(Path(name).stem, load_profile(name), found) for name in profile or ()]
+    for name in found.header.measured if not names else ():
+        try:
+            check_method(found, name, terms[0])
+            names.append(name)
+        except OptionError as error:
+            print(f"without {name}: {error}", file=sys.stderr)
     rows: list[dict[str, Any]] = [{"method": name, "measured": _measured(found, name)} for name in names]
     for under in terms:
         plain = project(found, PLAIN, under)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tomllib
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from paceline.errors import OptionError, require
 
 #: Drafters that need no training and next to no memory: offered beside the default one.
 OFFERED = ("none", "prompt-lookup", "suffix", "recycling")
+KEY = "PACELINE_API_KEY"  #: Environment variable: a key that requests must send.
 
 
 def _configured(context: Context, file: Path | None) -> Path | None:
@@ -33,6 +35,8 @@ def _configured(context: Context, file: Path | None) -> Path | None:
     for name, value in values.items():
         switch = getattr(known[name], "is_flag", False)
         require(switch or not isinstance(value, bool), f"{file}: {name} is no switch, but true or false is given")
+    if KEY in os.environ:
+        values.pop("api_key", None)
     context.default_map = values
     return file
 
@@ -57,7 +61,7 @@ def serve(
     drain: Annotated[float, Option("--drain", help="Seconds to finish requests in when told to stop.")] = 30.0,
     api_key: Annotated[
         list[str] | None,
-        Option("--api-key", envvar="PACELINE_API_KEY", help="A key that requests must send; may be given again."),
+        Option("--api-key", help=f"A key that requests must send; may be given again. Else ${KEY}, which is one."),
     ] = None,
     origin: Annotated[
         list[str] | None, Option("--origin", help="A web page's origin that may call (CORS); may be given again.")
@@ -79,6 +83,7 @@ def serve(
     """Serve the OpenAI API, and a page that shows who drafts what."""
     try:
         from paceline.serve.app import make_app
+        from paceline.serve.guard import JsonLines
         from paceline.serve.server import bound, run
         from paceline.serve.settings import Settings
     except ImportError as error:
@@ -89,10 +94,9 @@ def serve(
         "keep": keep,
         "timeout": timeout,
         "drain": drain,
-        "keys": tuple(api_key or ()),
+        "keys": tuple(api_key or ()) or ((os.environ[KEY],) if KEY in os.environ else ()),
         "origins": tuple(origin or ()),
         "body": body,
-        "json_log": log_json,
         "name": source.model,
     }
     Settings(**settings)  # what is wrong is told before a model is loaded
@@ -106,5 +110,8 @@ def serve(
                     llms[name] = llm.method(name)
         app = make_app(llms, Settings(**settings))
         tell_notes()
-        logging.basicConfig(level=logging.INFO, format="%(message)s" if log_json else "%(asctime)s %(message)s")
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        if log_json:
+            for handler in logging.getLogger().handlers:
+                handler.setFormatter(JsonLines())
         run(app, address, drain)

@@ -44,7 +44,7 @@ class TextStream:
         tokenizers at a text's beginning.
         """
         window = list(before[-WINDOW // 2 :])
-        text = str(self.tokenizer.decode(window, skip_special_tokens=True))
+        text = self._decode(window)
         if not text.endswith("\ufffd"):
             self._window, self._decoded, self._whole = window, text, len(window)
 
@@ -52,18 +52,18 @@ class TextStream:
         """The text that has become certain with this token."""
         self._window.append(token)
         self._spared -= 1
-        now = self._decode()
+        now = self._decode(self._window)
         if len(now) > len(self._decoded) and not now.endswith("\ufffd"):  # replacement character: bytes are missing
             self._append(now[len(self._decoded) :])
             self._decoded = now
             if len(self._window) > WINDOW:
                 del self._window[: self._whole]  # what is left begins where a character does
-                self._decoded = self._decode()
+                self._decoded = self._decode(self._window)
             self._whole = len(self._window)
         elif now.endswith("\ufffd" * (OPEN + 1)) and len(self._window) > 2 * WINDOW:  # bytes that become no character
             self._append(now[len(self._decoded) : -OPEN])
             del self._window[:-WINDOW]
-            self._decoded, self._whole = self._decode()[:-OPEN], 0
+            self._decoded, self._whole = self._decode(self._window)[:-OPEN], 0
         elif now == self._decoded and len(self._window) > 2 * WINDOW:  # special tokens, as after an end that is ignored
             del self._window[self._whole : -WINDOW]
         return self._take(len(self.text) if self.stopped else len(self.text) - self._held())
@@ -71,12 +71,13 @@ class TextStream:
     def flush(self) -> str:
         """The rest, when no more tokens come."""
         if not self.stopped:
-            self._append(self._decode()[len(self._decoded) :])
+            self._append(self._decode(self._window)[len(self._decoded) :])
             self._window, self._decoded, self._whole = [], "", 0
         return self._take(len(self.text))
 
-    def _decode(self) -> str:
-        return str(self.tokenizer.decode(self._window, skip_special_tokens=True))
+    def _decode(self, tokens: Sequence[int]) -> str:
+        # Spaces are not cleaned up: text that was passed on would change with what comes after it.
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _append(self, piece: str) -> None:
         longest = max(map(len, self.stop), default=0)

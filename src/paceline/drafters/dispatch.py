@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.drafters.merge import Part
 from paceline.drafters.prediction import Prediction
 from paceline.drafting.base import Drafter, Row
+from paceline.drafting.borrowed import BorrowedCache
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.policies.fixed import Fixed
@@ -134,7 +135,7 @@ class Dispatch(Drafter):
         prediction = Prediction(target)
         self.desks = {name: Desk(name, part) for name, part in {prediction.source: prediction, **drafters}.items()}
         self._rows = 0
-        self._cache: KVCache
+        self._cache: BorrowedCache
 
     # -- rows ------------------------------------------------------------------------------------------------------
     def max_nodes(self, depth: int) -> int:
@@ -146,7 +147,7 @@ class Dispatch(Drafter):
         return self.desks[name].drafter if seat and seat.asked and seat.tree is tree else None
 
     def start(self, cache: KVCache) -> None:
-        self._rows, self._cache = 0, cache
+        self._rows, self._cache = 0, BorrowedCache(cache)
         for desk in self.desks.values():
             desk.seats, desk.started = [], False
             self._open(desk)
@@ -155,7 +156,7 @@ class Dispatch(Drafter):
         """Have its drafter ready, or ready again."""
         with desk.guarded("its start"):
             if not desk.started:
-                desk.drafter.start(self._cache)
+                desk.drafter.start(self._cache())
             desk.started, desk.closed = True, False
 
     def begin(self, row: Row, hidden: Hidden) -> None:

@@ -9,8 +9,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Bool
 
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
@@ -57,8 +56,11 @@ class DraftModel(AutoregressiveDrafter):
         if self.translation:
             self.tokens = torch.tensor(self.translation.tokens, device=target.device)
             self._columns = torch.tensor(self.translation.columns, device=self.drafter.device)
+        elif self.drafter.vocab_size < target.vocab_size:  # output matrices may be padded differently
+            self.tokens = torch.arange(self.drafter.vocab_size, device=target.device)
         self.hidden_width = self.drafter.config.hidden_size if self.drafter.has_blocks else None
         self.cache: KVCache
+        self._reads: Bool[np.ndarray, " batch"]  # rows whose last token this depth's forward reads for good
 
     @property
     def predictors(self) -> tuple[Path, ...]:
@@ -79,7 +81,7 @@ class DraftModel(AutoregressiveDrafter):
         """Whether there is room for the text, which may take more tokens of the draft model, and for a draft."""
         text: DraftText = row.state
         drafted = (min(row.room, row.policy.limit) + 2) * text.most
-        return len(text.ids) + drafted <= self.cache.capacity
+        return len(text.ids) + drafted <= min(self.cache.capacity, self.drafter.context)
 
     def behind(self, row: Row) -> bool:
         """Whether more than a chunk of a long prompt is still to be read."""
@@ -112,9 +114,12 @@ class DraftModel(AutoregressiveDrafter):
         cache = self.cache.rows(0, len(rows))
         waiting = [self.behind(row) or not self.fits(row) for row in rows]
         if depth == 0:
+            self._reads = np.logical_not(waiting)
             for row in rows:
                 if not waiting[row.slot]:
                     self._catch_up(row)
+        else:  # not of rows that stopped, or go on with copies: nor later, when others are as far as they have come
+            self._reads &= [len(tree) == depth + 1 for tree in trees]
         # What the draft model has not seen: its own last token, and before the first also what the target added.
         news = [
             row.state.of(tree.tokens[-1]) if depth or waiting[row.slot] else row.state.ids[cache.lengths[row.slot] :]
@@ -122,19 +127,17 @@ class DraftModel(AutoregressiveDrafter):
         ]
         width = max(map(len, news))
         ids = torch.tensor([new + new[-1:] * (width - len(new)) for new in news], device=self.drafter.device)
-        ids.clamp_(max=self.drafter.vocab_size - 1)  # output matrices may be padded differently
+        ids.clamp_(max=self.drafter.vocab_size - 1)  # that of the target may have more
         wanted = self.hidden_width and any(row.policy.reads_hidden for row in rows)
         last = self.drafter.num_layers
         out = self.drafter.forward(Span(ids, cache.lengths.copy()), cache, (last,) if wanted else ())
         counts = np.array([len(new) for new in news])
-        idle = [depth > 0 and len(tree) != depth + 1 for tree in trees]  # it stopped, or went on with copies
-        cache.lengths += np.where(np.logical_or(waiting, idle), 0, counts)
+        cache.lengths += np.where(self._reads, counts, 0)
         newest = range(len(rows)), counts - 1
         hidden = out.taps[last][newest] if wanted else None
         logits = out.logits[newest]
-        if self.translation:
-            return Step(logits.index_select(-1, self._columns), hidden)
-        return Step(fit_vocabulary(logits, self.target.vocab_size), hidden)
+        both = logits.index_select(-1, self._columns) if self.translation else logits[..., : self.target.vocab_size]
+        return Step(both, hidden)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: object) -> None:
         # Of what the draft model has cached, the tokens before the first that is not its own are right: the target's
@@ -163,12 +166,6 @@ def _translation(target: Target, drafter: Target) -> Translation | None:
         len(ours),
     )
     return found
-
-
-def fit_vocabulary(logits: Float[Tensor, "batch drafter_vocab"], size: int) -> Float[Tensor, "batch size"]:
-    """Models that share a tokenizer may pad their output matrices differently; ids past the smaller are never used."""
-    missing = size - logits.shape[-1]
-    return logits[..., :size] if missing <= 0 else torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
 
 
 #: Draft models in use, so that several methods of one process share their weights.

@@ -34,6 +34,7 @@ class Window:
         self.ngrams: dict[int, OrderedDict[tuple[int, ...], None]] = {}
         self.pool, self.budget = pool, budget
         self.length = 0  # tokens when it was last drafted for
+        self.drafted = 0  # nodes of this round's tree
         self.columns, self.harvest = 0.0, 0.0  # drafted, and tokens accepted from the pool: fading
 
     def remember(self, ngram: tuple[int, ...]) -> None:
@@ -109,6 +110,7 @@ class Lookahead(Drafter):
         window.columns = window.columns * FADING + max(columns, 0)
         if columns > 0:
             self._lookahead_branch(tree, window, columns)
+        window.drafted = tree.drafted
         return tree
 
     def _paying(self, window: Window, budget: Budget, most: int, others: int, rows: int) -> int:
@@ -129,7 +131,8 @@ class Lookahead(Drafter):
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         window: Window = row.state
-        window.harvest = window.harvest * FADING + len(path) - 1
+        own, window.drafted = window.drafted, 0  # others' nodes, which come after its own, are not its harvest
+        window.harvest = window.harvest * FADING + sum(0 < node <= own for node in path)
         if window.budget:
             window.budget.observe(row.ids[window.length :])
         shift = -len(path)  # the root moved on by so many places

@@ -120,21 +120,26 @@ class Merge(TreeDrafter):
             for view, own, tree in zip(views[at], drafts[at], trees, strict=True):
                 view.tree, view.places = own, _copy(own, tree)
         pools = [self._pool(row, together, tree.drafted) for row, tree in zip(rows, trees, strict=True)]
-        self._gather(rows, pools)
+        depths = [reach(row) for row in rows]
+        self._gather(rows, pools, depths)
         if not self.auto:
             return [_graft(pool.best(self.max_candidates), tree) for pool, tree in zip(pools, trees, strict=True)]
-        spent = spend([pool.share for pool in pools], together)
-        self.pause.learn(together, spent.gain, spent.rate, now() - began)
-        return [_graft(own, tree) for own, tree in zip(spent.trees, trees, strict=True)]
+        # Of others nothing is learned: who does not want a draft may have one of another drafter's.
+        asked = [at for at, tree in enumerate(trees) if depths[at] or tree.drafted]
+        if asked:
+            spent = spend([pools[at].share for at in asked], together)
+            self.pause.learn(together, spent.gain, spent.rate, now() - began)
+            for at, own in zip(asked, spent.trees, strict=True):
+                trees[at] = _graft(own, trees[at])
+        return trees
 
     def _pool(self, row: Row, rows: int, others: int) -> Pool:
         state: MergeState = row.state
         state.length = len(row.ids)
         return Pool(row.ids[-1], state.length, state.budget, state.gates, rows, others, self.max_candidates)
 
-    def _gather(self, rows: Sequence[Row], pools: Sequence[Pool]) -> None:
+    def _gather(self, rows: Sequence[Row], pools: Sequence[Pool], depths: Sequence[int]) -> None:
         """Fill the pools with the candidates of all drafters that are asked, the cheap ones first."""
-        depths = [reach(row) for row in rows]
         open_rows = [row for row in rows if depths[row.slot]]
         for at, stopwatch in self.stopwatches.items():
             asked = [row for row in open_rows if pools[row.slot].asks(at, self._takes(at, row), self.random)]

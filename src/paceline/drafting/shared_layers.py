@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from paceline.drafting.borrowed import BorrowedCache
 from paceline.drafting.tree import TokenTree
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
@@ -27,23 +28,23 @@ class SharedLayers:
 
     def __init__(self, target: Target, count: int) -> None:
         self.target, self.count, self.nodes = target, count, 0
-        self.cache: KVCache
+        self._cache: BorrowedCache
         self._left: list[Tensor] = []  # what left the layers, of these nodes in order
 
     def start(self, cache: KVCache) -> None:
-        self.cache = cache
+        self._cache = BorrowedCache(cache)
 
     def begin_round(self) -> None:
         self._left, self.nodes = [], 0
 
     def starts(self, rows: int) -> np.ndarray:
         """Where the trees of the first rows begin in the cache."""
-        starts: np.ndarray = self.cache.lengths[:rows]
+        starts: np.ndarray = self._cache().lengths[:rows]
         return starts
 
     def run(self, span: Span) -> Float[Tensor, "batch width hidden"]:
         """Over the next nodes of the round."""
-        hidden = self._run(span, self.cache.rows(0, span.batch))
+        hidden = self._run(span, self._cache().rows(0, span.batch))
         self._left.append(hidden)
         self.nodes += span.width
         return hidden

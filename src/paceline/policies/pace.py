@@ -96,8 +96,9 @@ class Pace(StoppingPolicy):
         if depth >= self.limit or self._stopped:
             return False
         self._features[depth:] = [(self._ahead(depth), None)]
-        self._free += self.long_run.one_more(depth, self.limit)[0]
-        return self.keep(sure, depth)
+        if kept := self.keep(sure, depth):
+            self._free += self.long_run.one_more(depth, self.limit)[0]
+        return kept
 
     def keep(self, q: Float[Tensor, " vocab"] | Sureness | None, depth: int, hidden: Tensor | None = None) -> bool:
         ahead, _ = self._features[depth]
@@ -139,19 +140,23 @@ class Pace(StoppingPolicy):
         if right:
             first = right[0] - 0.5
             self.recent = [kept * old + (1 - kept) * first for kept, old in zip(SMOOTHING, self.recent, strict=True)]
+        self._forget_round()  # the next may ask nothing
 
     def _begin(self) -> None:
         if self._before is not None:
             if isinstance(earlier := self._before.get(Pace), Pace):
                 self._follow(earlier)
             self._before[Pace], self._before = self, None
-        self._features.clear()
-        self._reached, self._last, self._stopped, self._free = 1.0, 0.0, False, 0.0
+        self._forget_round()
         for model in (self.ahead, self.seen):
             model.doubt(DOUBT * (1 + self._rested))
         self._hope = max(self.random.gauss(0, 1) for _ in range(1 + self._rested))
         mean = sigmoid(dot(self.ahead.mean, self._ahead(0)))
         self._rate = self.long_run.rate(self.long_run.foreseen(mean, self.limit))
+
+    def _forget_round(self) -> None:
+        self._features.clear()
+        self._reached, self._last, self._stopped, self._free = 1.0, 0.0, False, 0.0
 
     def _follow(self, earlier: Pace) -> None:
         """Begin with what an earlier request has taught."""

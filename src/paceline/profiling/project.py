@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from paceline.errors import OptionError
 from paceline.policies import POLICIES
 from paceline.profiling.recorded import FreeSource, PaidSource, Recorded, RecordedTarget
 from paceline.profiling.rounds import ready
+from paceline.profiling.timing import DRAFT_LENGTH
 from paceline.profiling.trace import FREE, PLAIN, Measured, Trace
 from paceline.registry import split_method
 from paceline.targets.cost_model import Costs, LearnedCosts
@@ -36,7 +37,7 @@ class Terms:
     Attributes:
         name: for reports.
         costs: of passes.
-        drafts: seconds of a level of a draft, by what its source calls itself, where they are known.
+        drafts: seconds a token of a draft of some tokens, by drafter as it was written, where they are known.
         speed: seconds of this profile's plain pass for one of the trace's: those of levels that are not.
     """
 
@@ -74,10 +75,9 @@ def project(trace: Trace, method: str, terms: Terms) -> dict[str, Measured]:
         OptionError: it was not traced, or its policy reads hidden states.
     """
     clock = MadeUpClock()
-    target: Any = RecordedTarget(trace, terms.costs, clock)
+    drafter, policy = _built(trace, method, terms, clock)
+    target: Any = drafter.target
     target.overhead += trace.header.choosing.get(method, 0.0)
-    set_costs(target, terms.costs)
-    drafter, policy = _built(trace, method, target, terms)
     engine, sums = _Replayed(target, drafter), dict[str, Measured]()
     with made_up(clock):
         for text in trace.texts:
@@ -92,6 +92,14 @@ def project(trace: Trace, method: str, terms: Terms) -> dict[str, Measured]:
     return sums
 
 
+def check_method(trace: Trace, method: str, terms: Terms) -> None:
+    """Raises what `project` would."""
+    clock = MadeUpClock()
+    drafter, policy = _built(trace, method, terms, clock)
+    with made_up(clock):
+        ready(policy.build(), drafter, hidden=False)
+
+
 class _Replayed(Engine):
     """Rounds whose drafters have no cache to follow."""
 
@@ -99,8 +107,10 @@ class _Replayed(Engine):
         """Recorded ones have nothing to start."""
 
 
-def _built(trace: Trace, method: str, target: Any, terms: Terms) -> tuple[Drafter, Any]:
+def _built(trace: Trace, method: str, terms: Terms, clock: MadeUpClock) -> tuple[Drafter, Any]:
     """The drafter that a method names, of recorded sources, and its policy."""
+    target: Any = RecordedTarget(trace, terms.costs, clock)
+    set_costs(target, terms.costs)
     name, rule = (method, None) if method == PLAIN else split_method(method, POLICIES.__contains__)
     drafter = NoDrafter(target) if name in (PLAIN, "none") else _of_sources(trace, name, target, terms)
     return drafter, POLICIES.parse(rule or drafter.default_policy)
@@ -131,11 +141,17 @@ def _source(trace: Trace, name: str, target: Any, terms: Terms) -> Drafter:
     budget = DRAFTERS.parse(name).options.get("budget", AUTO) if alone else AUTO
     if about.kind == FREE:
         return FreeSource(recorded, target, budget)
-    known = terms.drafts.get(about.name)
-    recorded.levels = [terms.speed * level if known is None else known for level in about.levels or [0.0]]
+    levels = about.levels or [0.0]
+    known, mean = terms.drafts.get(name, terms.drafts.get(about.name)), _mean(levels[:DRAFT_LENGTH])
+    speed = known / mean if known is not None and mean else terms.speed
+    recorded.levels = [speed * level for level in levels]
     made = PaidSource(recorded, target, budget)
     rounds = {0: terms.costs(1)}
     for drafted, seconds in enumerate(accumulate(recorded.levels), start=1):
         rounds[drafted] = seconds + about.pass_share * terms.costs(1 + drafted)
     set_costs(made, Costs(rounds))
     return made
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    return sum(seconds) / len(seconds)

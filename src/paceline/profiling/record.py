@@ -113,6 +113,7 @@ class Heard:
             [median(seconds) for seconds in by_level if seconds],
             median(self.observed),
             pass_share,
+            [str(folder.absolute()) for folder in self.drafter.predictors],
         )
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +42,10 @@ class RecordedTarget:
     turns = Turns()
 
     def __init__(self, trace: Trace, costs: Costs, clock: MadeUpClock) -> None:
-        self.name, self.vocab_size, self.context = trace.header.model, trace.header.vocab, trace.header.context
-        self.overhead, self.costs, self.clock = (
-            trace.header.overhead,
-            costs,
-            clock,
-        )  # seconds of a round beside its pass
+        header = trace.header
+        self.name, self.vocab_size, self.context = header.target or header.model, header.vocab, header.context
+        self.costs, self.clock = costs, clock
+        self.overhead = header.overhead  # seconds of a round beside its pass
         self.share = 1.0  # of a whole pass, that drafters leave to do
 
     def check_fits(self, prompt: int, new: int) -> None:
@@ -144,6 +143,10 @@ class PaidSource(Drafter):
         self.competes = recorded.about.kind == SCORED
         self.auto = self.competes and budget == AUTO
         self.nodes = recorded.about.nodes if budget == AUTO else int(budget)
+
+    @property
+    def predictors(self) -> tuple[Path, ...]:
+        return tuple(map(Path, self.recorded.about.predictors))
 
     def max_nodes(self, depth: int) -> int:
         return self.nodes

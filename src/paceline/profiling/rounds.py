@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
@@ -71,10 +71,10 @@ def round_cost(drafter: Drafter, plain: bool = True) -> Callable[[int], float]:
 
 def pass_cost(drafter: Drafter, plain: bool = True) -> Callable[[int], float]:
     """What verifying costs by how many tokens were drafted, in rounds without a draft; no more than the whole round."""
-    rounds, passes = _seconds_of_batch(drafter, plain), costs_of(drafter.target)
+    rounds, passes, sharing = _seconds_of_batch(drafter, plain), costs_of(drafter.target), _sharing(drafter)
 
     def cost(drafted: int) -> float:
-        rows = drafter.sharing
+        rows = sharing()
         wider = passes(rows * (1 + drafted), rows=rows) - passes(rows, rows=rows)
         return min(1 + wider / rounds(0), rounds(drafted) / rounds(0))
 
@@ -83,14 +83,20 @@ def pass_cost(drafter: Drafter, plain: bool = True) -> Callable[[int], float]:
 
 def _seconds_of_batch(drafter: Drafter, plain: bool) -> Callable[[int], float]:
     """Seconds of a round by what each request drafts: rounds were measured of one, and passes are of all together."""
-    rounds, passes = round_seconds(drafter, plain), costs_of(drafter.target)
+    rounds, passes, sharing = round_seconds(drafter, plain), costs_of(drafter.target), _sharing(drafter)
 
     def seconds(drafted: int) -> float:
-        if (rows := drafter.sharing) == 1:
+        if (rows := sharing()) == 1:
             return rounds(drafted)
         return max(rounds(drafted) - passes(1 + drafted), 0.0) + passes(rows * (1 + drafted), rows=rows)
 
     return seconds
+
+
+def _sharing(drafter: Drafter) -> Callable[[], int]:
+    """How many requests share its pass. It keeps no drafter alive: policies that have it are kept by their drafters."""
+    known = ref(drafter)
+    return lambda: found.sharing if (found := known()) else 1
 
 
 def round_seconds(drafter: Drafter, plain: bool = True) -> Costs:

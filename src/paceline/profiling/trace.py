@@ -61,6 +61,7 @@ class Source:
         levels: seconds of each level of a draft; of a free source of the whole draft.
         observe: seconds to learn from a round.
         pass_share: seconds of the target's pass after its drafts, as a share of those of a whole one.
+        predictors: folders where stop predictors for it may lie.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Source:
     levels: list[float]
     observe: float
     pass_share: float = 1.0
+    predictors: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -98,7 +100,7 @@ class Header:
     """What a trace is of.
 
     Attributes:
-        model, vocab, context: the target's name, and sizes.
+        model, vocab, context: the target as the run named it, and sizes.
         machine: hardware and versions.
         profile: costs of passes as `targets.costs.read_passes` takes them, from the passes of the run itself.
         overhead: seconds of a plain round beside its pass.
@@ -107,6 +109,7 @@ class Header:
             the same kind as `METHOD/PART-2`, and so on.
         parts: of each merged drafter its sources, in their order.
         measured: by method and task.
+        target: the name that heads and predictors know it by; "" in traces of earlier versions.
     """
 
     model: str
@@ -120,6 +123,7 @@ class Header:
     sources: dict[str, Source]
     parts: dict[str, list[str]]
     measured: dict[str, dict[str, Measured]]
+    target: str = ""
     format: int = FORMAT
 
 

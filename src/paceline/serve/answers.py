@@ -90,6 +90,8 @@ class TokenTexts:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer, self._before = tokenizer, list(tokenizer.encode("a", add_special_tokens=False))[-1:]
         self._known = len(str(tokenizer.decode(self._before)))
+        added = tokenizer.added_tokens_decoder.items()
+        self._special = {*tokenizer.all_special_ids, *(token for token, about in added if about.special)}
 
     def __call__(self, token: int) -> str:
         return str(self._tokenizer.decode([*self._before, token]))[self._known :]
@@ -111,14 +113,16 @@ class TokenTexts:
         return f"token_id:{token}" if known is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in known)
 
     def characters(self, token: int) -> int:
-        """How many begin in it."""
+        """How many begin in it; texts leave special tokens out."""
+        if token in self._special:
+            return 0
         known = self.bytes(token)
         return len(self(token)) if known is None else sum(byte & 0xC0 != 0x80 for byte in known)
 
 
 def chat_logprobs(text_of: TokenTexts, tokens: Sequence[int], logprobs: Sequence[Logprob]) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": text_of(token), "logprob": logprob, "bytes": text_of.bytes(token)}
+        return {"token": text_of.name(token), "logprob": logprob, "bytes": text_of.bytes(token)}
 
     return {
         "content": [
@@ -132,13 +136,16 @@ def completion_logprobs(
     text_of: TokenTexts, tokens: Sequence[int], logprobs: Sequence[Logprob], offset: int
 ) -> dict[str, Any]:
     lengths = [text_of.characters(token) for token in tokens]
+
+    def likeliest(token: int, known: Logprob) -> dict[str, float]:
+        """The chosen one comes with them, as in OpenAI's API. Tokens may share a text; the likeliest has it."""
+        pairs = [(token, known.logprob), *reversed(known.top)]
+        return {text_of.name(token): logprob for token, logprob in pairs}
+
     return {
         "tokens": [text_of.name(token) for token in tokens],
         "token_logprobs": [known.logprob for known in logprobs],
-        # Tokens may share a text; the likeliest, which comes first, has it.
-        "top_logprobs": [
-            {text_of.name(token): logprob for token, logprob in reversed(known.top)} for known in logprobs
-        ],
+        "top_logprobs": [likeliest(token, known) for token, known in zip(tokens, logprobs, strict=True)],
         "text_offset": [offset + sum(lengths[:at]) for at in range(len(tokens))],
     }
 

@@ -79,7 +79,7 @@ def make_app(llms: Mapping[str, LLM], settings: Settings) -> FastAPI:
     _add_completions(app, service)
     _add_state(app, service, metrics)
     _add_page(app)
-    app.add_middleware(Guard, keys=settings.keys, body=settings.body, as_json=settings.json_log)
+    app.add_middleware(Guard, keys=settings.keys, body=settings.body)
     if settings.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"], allow_headers=["*"]
@@ -93,12 +93,16 @@ class Service:
     def __init__(self, worker: Worker, desk: FrontDesk, model: str, timeout: float) -> None:
         self.worker, self.desk, self.model, self.timeout = worker, desk, model, timeout
 
+    def check_model(self, name: str) -> None:
+        """Raises HTTPException for another model's name."""
+        if name not in ("", self.model):
+            raise HTTPException(404, f"model: there is no '{name}' here, but '{self.model}'")
+
     async def complete(
         self, request: Request, body: Common, prompts: list[list[int]], prediction: Sequence[int], echoes: list[str]
     ) -> Response:
         """Run a request; echoes are what each prompt's choices begin with."""
-        if body.model not in ("", self.model):
-            raise HTTPException(404, f"model: there is no '{body.model}' here, but '{self.model}'")
+        self.check_model(body.model)
         make = self.desk.requests(body, prompts, prediction)
         chat = isinstance(body, ChatRequest)
         trace = body.paceline.trace
@@ -248,8 +252,10 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        service.check_model(body.model)
         require((body.prompt is None) != (body.messages is None), "give prompt or messages")
         if body.messages is not None:
+            require(body.add_special_tokens, "add_special_tokens: what a chat begins with is its template's to say")
             ids = await run_in_threadpool(desk.chat, body.messages)
         else:
             ids = await run_in_threadpool(desk.encode, body.prompt or "", body.add_special_tokens)
@@ -257,6 +263,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        service.check_model(body.model)
         return {"prompt": await run_in_threadpool(desk.decode, body.tokens)}
 
 

@@ -26,17 +26,27 @@ OPEN = ("/", "/health", "/ready", "/page.css", "/page.js", "/favicon.ico")  # wi
 _ID = re.compile(r"[\w.:-]{1,64}")
 
 
+class JsonLines(logging.Formatter):
+    """A JSON object a record: of a request what is told of it, else the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = {"time": round(record.created, 3), "level": record.levelname.lower()}
+        said |= getattr(record, "request", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(said, default=str).decode()
+
+
 class Guard:
     """Pure ASGI, so that a client's disconnection reaches the handlers.
 
     Args:
         keys: any of them will do; none: all may come in.
         body: most bytes of a request's body.
-        as_json: write the log's lines as JSON objects.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Collection[str], body: int, as_json: bool) -> None:
-        self.app, self.body, self.as_json = app, body, as_json
+    def __init__(self, app: ASGIApp, *, keys: Collection[str], body: int) -> None:
+        self.app, self.body = app, body
         self.keys = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,10 +111,7 @@ class Guard:
             "status": status,
             "seconds": round(seconds, 4),
         }
-        if self.as_json:
-            log.info(orjson.dumps(said).decode())
-        else:
-            log.info("%s", " ".join(str(value) for value in said.values()))
+        log.info("%s", " ".join(str(value) for value in said.values()), extra={"request": said})
 
 
 def _digest(key: str) -> bytes:

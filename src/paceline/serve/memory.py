@@ -22,10 +22,19 @@ class Trimmer:
 
     def __init__(self) -> None:
         self._trim, self._last = _malloc_trim(), time.monotonic()
+        self._due = False  # whether anything has been freed since
 
-    def tidy(self) -> None:
-        """Do it, unless it has been done lately."""
-        now = time.monotonic()
-        if self._trim and now - self._last >= PAUSE:
-            self._trim(0)
-            self._last = now
+    def tidy(self, worked: bool) -> float | None:
+        """Do it, unless it has been done lately, or nothing has been done since.
+
+        Returns:
+            Seconds after which to ask again, if nothing happens before; None: there is nothing to do.
+        """
+        self._due |= worked
+        if not (self._trim and self._due):
+            return None
+        if (left := self._last + PAUSE - time.monotonic()) > 0:
+            return left
+        self._trim(0)
+        self._last, self._due = time.monotonic(), False
+        return None

@@ -136,13 +136,13 @@ class FrontDesk:
         require(name in self.llms, f"paceline.drafter: '{name}' is not offered here; {', '.join(self.llms)} are")
         llm = self.llms[name]
         policy, verifier = llm.policy, asked.verifier or llm.verifier
-        if not asked.speculate:
-            policy = POLICIES.parse(PLAIN)
-        elif asked.policy:
+        if asked.policy:
             try:
                 policy = POLICIES.parse(asked.policy)
             except OptionError as error:
                 raise OptionError(f"paceline.policy: {error}") from error
             policy.check_remote("paceline.policy: ")
+        if not asked.speculate:
+            policy = POLICIES.parse(PLAIN)
         changed = (policy, verifier) != (llm.policy, llm.verifier)
         return name, LLM(llm.target, llm.drafter, policy, verifier) if changed else llm

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from paceline.errors import OptionError
+from paceline.errors import OptionError, require
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -25,6 +25,7 @@ AFTER = 5  # seconds more than there are to finish answers in: whoever waits is 
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket with this address, not listening yet. Raises OptionError where it cannot be had."""
+    require(bool(host.strip()), "host must not be empty: 0.0.0.0 listens on all addresses")
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

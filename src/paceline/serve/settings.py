@@ -26,7 +26,6 @@ class Settings:
         keys: API keys; none: all may come in.
         origins: whose pages may call it (CORS).
         body: most bytes of a request's body.
-        json_log: lines of the log are JSON objects.
         name: what requests call the model; default its own name.
     """
 
@@ -39,7 +38,6 @@ class Settings:
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
     body: int = 4 * 2**20
-    json_log: bool = False
     name: str = ""
 
     def __post_init__(self) -> None:

@@ -187,20 +187,23 @@ class Worker:
 
     # -- in the engine's thread ------------------------------------------------------------------------------------
     def _run(self) -> None:
+        pause: float | None = None
         while True:
             with self._wake:
                 while not self._orders and self.engine.idle and not self._closing:
-                    self._wake.wait()
+                    if not self._wake.wait(pause):  # what was freed is to be given back
+                        break
                 orders, closing = list(self._orders), self._closing
                 self._orders.clear()
             for order, job in orders:
                 self._safely(self._add if order == "add" else self._give_up, job)
-            if not self.engine.idle:
+            worked = not self.engine.idle
+            if worked:
                 self._safely(self._step)
             elif closing:
                 break
             self._show()
-            self._trimmer.tidy()
+            pause = self._trimmer.tidy(worked or bool(orders))
 
     def _safely(self, work: Callable[..., None], *given: Job) -> None:
         """Whatever goes wrong, the thread lives on: who waits is told, and what comes later is decoded."""

@@ -17,7 +17,7 @@ def longest(config: PretrainedConfig) -> int:
     Args:
         config: of the text model.
     """
-    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
     return min((limit for limit in limits if limit), default=ENDLESS)
 
 

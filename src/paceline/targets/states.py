@@ -143,6 +143,11 @@ class StateCache(LayeredCache):
             return self
         return StateCache(self._rings, self.lengths[start:stop], self.states, self.first_row + start, self._owner)
 
+    def reserve(self, nodes: int) -> None:
+        # A pass begins with the pending tokens, and sees what a window before these holds.
+        pending = np.array([len(tokens) for tokens in self.states.pending])
+        self._rings.reserve(nodes, self._owner.lengths - pending)
+
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         super().commit(paths)
         self.states.commit(self.first_row, paths)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,15 +98,16 @@ class Dataset:
 
     def split(self, held_back: int) -> tuple[list[int], list[int]]:
         """Samples to train on, and `held_back` (at most a tenth of all) to measure on: generated ones if there are any.
-        These are the same for every training on this data; other answers to their prompts are in neither part.
+        These are the same for every training on this data. What begins with one of their prompts is in neither part:
+        other answers to it, and text that somebody else wrote.
 
         Raises DataError where there are not enough for both.
         """
         order = np.random.default_rng(0).permutation(len(self)).tolist()
         count = min(held_back, max(1, len(self) // 10))
         held = ([index for index in order if self.generated[index]] or order)[:count]
-        measured = {self.prompt(index) for index in held} - {None}
-        training = sorted(index for index in set(order).difference(held) if self.prompt(index) not in measured)
+        measured = _shortest(prompt for index in held if (prompt := self.prompt(index)))
+        training = sorted(index for index in set(order).difference(held) if not self._begins(index, measured))
         if not training:
             raise DataError(
                 f"{self.folders[0]} has a single sample, or answers to one prompt: none to train on beside the one "
@@ -114,13 +116,22 @@ class Dataset:
         return training, held
 
     def prompt(self, index: int) -> bytes | None:
-        """What tells the prompt of a sample from others; None: the model wrote nothing in it."""
+        """The ids of a sample's prompt; None: the model wrote nothing in it."""
         if not self.generated[index]:
             return None
         number, start = self.where[index]
-        shard = self.shards[number]
-        length = int((shard.mask[start + 1 : start + int(self.lengths[index])] != PROMPT).int().argmax()) + 1
-        return shard.ids[start : start + length].numpy().tobytes()
+        mask = self.shards[number].mask[start + 1 : start + int(self.lengths[index])]
+        return self._ids(index, int((mask != PROMPT).int().argmax()) + 1)
+
+    def _ids(self, index: int, length: int) -> bytes:
+        number, start = self.where[index]
+        return self.shards[number].ids[start : start + length].numpy().tobytes()
+
+    def _begins(self, index: int, prompts: list[bytes]) -> bool:
+        """Whether a sample begins with one of these, of which none begins with another; sorted."""
+        ids = self._ids(index, int(self.lengths[index]))
+        before = bisect_right(prompts, ids)  # what it begins with comes right before it
+        return before > 0 and ids.startswith(prompts[before - 1])
 
     def batches(self, samples: Sequence[int], tokens: int, seed: tuple[int, ...] | None) -> list[list[int]]:
         """Samples of like length in batches of at most `tokens` tokens, padding included (a longer one alone).
@@ -182,6 +193,15 @@ class Dataset:
     def digest(self) -> str:
         """Tells this data, cut to this length, from other data."""
         return hashlib.sha256(json.dumps([self.hashes, self.max_length]).encode()).hexdigest()[:16]
+
+
+def _shortest(prompts: Iterable[bytes]) -> list[bytes]:
+    """Sorted, without those that begin with another."""
+    found: list[bytes] = []
+    for prompt in sorted(set(prompts)):
+        if not (found and prompt.startswith(found[-1])):
+            found.append(prompt)
+    return found
 
 
 def _filled(samples: list[int], lengths: Any, tokens: int) -> list[list[int]]:

@@ -21,6 +21,7 @@ from paceline.errors import require
 from paceline.targets.sources import load_as_stored
 from paceline.targets.target import as_target
 from paceline.training.data.dataset import IGNORE, Batch, Dataset
+from paceline.training.data.samples import UNKNOWN
 from paceline.training.heads.feature_store import FeatureStore
 from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates
 from paceline.training.heads.head_task import HeadTask, ahead
@@ -128,7 +129,7 @@ class GuideTask(HeadTask):
         """Cross-entropy against what comes next, which may be none of the candidates."""
         asked, none = places.asked, places.candidates.shape[1]
         tokens, shares = soft_labels(self.objective, batch.labels[asked], batch.top_ids[asked], batch.top_logp[asked])
-        same = places.candidates[:, None, :] == tokens[:, :, None]
+        same = (places.candidates[:, None, :] == tokens[:, :, None]) & (tokens != UNKNOWN)[:, :, None]
         return soft_cross_entropy(logits, torch.where(same.any(-1), same.int().argmax(-1), none), shares)
 
 

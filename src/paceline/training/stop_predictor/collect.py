@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -30,12 +31,16 @@ GROUP = 32  # prompts a shard: the work that a kill may cost
 
 
 class Recorder(StoppingPolicy):
-    """Drafts `k` tokens and notes each, with the verdict on it."""
+    """Drafts `k` tokens and notes each, with the verdict on it.
+
+    Args:
+        width: of the drafter's hidden states; None: there are none to note.
+    """
 
     reads_q = True
 
-    def __init__(self, *, k: int, hidden: bool) -> None:
-        self.limit, self.reads_hidden = k, hidden
+    def __init__(self, *, k: int, width: int | None) -> None:
+        self.limit, self.reads_hidden, self.width = k, width is not None, width
         self.examples: list[Example] = []
         self._round: list[tuple[Tensor, int, Tensor | None]] = []
         self._verified: Tensor | None = None
@@ -49,6 +54,8 @@ class Recorder(StoppingPolicy):
         return super().more(depth)
 
     def keep(self, q: Tensor | None, depth: int, hidden: Tensor | None = None) -> bool:
+        if self.width is not None and hidden is None:  # of a copy: predictors are shown zeros, too
+            hidden = torch.zeros(self.width)
         self._round.append((signals(q), depth, None if hidden is None else hidden.bfloat16().cpu()))
         return True
 
@@ -104,7 +111,8 @@ def collect(
             for path in [*folder.glob("examples-*.safetensors"), manifest.path]:
                 path.unlink()
             manifest.open(made)
-    recording = LLM(target, drafter, Spec("record", Recorder, {"k": k, "hidden": shows_hidden(llm)}), llm.verifier)
+    width = drafter.hidden_width if shows_hidden(llm) else None
+    recording = LLM(target, drafter, Spec("record", Recorder, {"k": k, "width": width}), llm.verifier)
     parts: list[Examples] = []
     done = noted = 0
 
