@@ -31,6 +31,7 @@ from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
 from paceline.targets.native import available
 from paceline.targets.target import BlockTarget, Target, as_target
+from targets.test_families import random_ids
 from tiny import EOS, LETTERS, byte_tokenizer, pair_tokenizer, small_llama, with_tokens
 
 PROMPTS = [[5, 6, 7, 8], [100], [1, 2, 3, 4] * 5]
@@ -112,27 +113,24 @@ class TestDraftModel:
         assert request.stats.drafted > 0
 
     def test_a_row_that_copies_beside_one_that_drafts(self, target: BlockTarget) -> None:
-        """What the draft model has cached of a row is what it reads when the row is alone."""
+        """What the draft model has cached of a row is the row's own text."""
+        model, held = BlockTarget(perturbed(small_llama(), 0.05)), dict[tuple[int, ...], torch.Tensor]()
 
         class Watched(DraftModel):
             def observe(self, row: Row, tree: TokenTree, path: list[int], out: object) -> None:
                 super().observe(row, tree, path, out)
-                seen[tuple(row.ids)] = self.cache.store[:, :, row.slot, :, : int(self.cache.lengths[row.slot])].clone()
+                length = int(self.cache.lengths[row.slot])
+                held[tuple(row.ids[:length])] = self.cache.store[:, :, row.slot, :, :length].clone()
 
-        found = []
-        for batch in (1, 2):
-            seen: dict[tuple[int, ...], torch.Tensor] = {}
-            made = Watched(target, model=BlockTarget(perturbed(small_llama(), 0.05)), copy=True)
-            prompts = [[1, 2, 3, 4] * 9, [5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 7, 1, 2, 3]]
-            requests = [Request(prompt, limit=40, policy=Fixed(k=5)) for prompt in prompts]
-            for _ in Engine(target, made).run(requests, batch=batch):
-                pass
-            found.append(seen)
-        alone, beside = found
-        assert len(alone.keys() & beside.keys()) > 20
-        for ids in alone.keys() & beside.keys():
-            most = min(alone[ids].shape[-2], beside[ids].shape[-2])
-            torch.testing.assert_close(alone[ids][..., :most, :], beside[ids][..., :most, :])
+        known = {3: [5, 6, 7] * 20, 6: random_ids(60, seed=1).tolist(), 5: [8, 9] * 30}  # by the length of a draft
+        requests = [Request(ids[:20], limit=40, policy=Fixed(k=k), script=ids[20:]) for k, ids in known.items()]
+        for _ in Engine(target, Watched(target, model=model, copy=True)).run(requests, batch=2):
+            pass
+        assert len(held) > 20
+        for ids, found in held.items():
+            cache = model.new_cache(1, len(ids))
+            model.prefill(list(ids), cache)
+            torch.testing.assert_close(found, cache.store[:, :, 0])
 
     def test_a_text_that_the_draft_model_has_no_positions_for(self, target: BlockTarget) -> None:
         """From there on it is decoded plainly."""
