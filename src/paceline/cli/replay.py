@@ -18,6 +18,9 @@ from paceline.cli.options import given_path
 from paceline.errors import OptionError, require
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.profiling.project import Terms
     from paceline.profiling.trace import Measured, Trace
 
 METHOD, COLUMN = 19, 8  # characters that a table needs for methods, and for each other column
@@ -39,22 +42,16 @@ def replay(
     Speedups are of decoding, prompts aside, over plain decoding. Those of another machine are projections: its passes
     take what its profile says, and its model accepts as much as this one did.
     """
-    from paceline.profiling.project import check_method, project, terms_of
+    from paceline.profiling.project import project, terms_of
     from paceline.profiling.shipped import load_profile
     from paceline.profiling.trace import PLAIN, read_trace
 
     found = read_trace(trace)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
     terms = [terms_of("here", found.header.profile, found)]
     columns = ["here", "method", "measured", *(Path(name).stem for name in profile or ())]
     require(len(set(columns)) == len(columns), f"profiles need names of their own: {', '.join(columns[3:])}")
     terms += [terms_of(Path(name).stem, load_profile(name), found) for name in profile or ()]
-    for name in found.header.measured if not names else ():
-        try:
-            check_method(found, name, terms[0])
-            names.append(name)
-        except OptionError as error:
-            print(f"without {name}: {error}", file=sys.stderr)
+    names = [name.strip() for name in methods.split(",") if name.strip()] or list(_replayable(found, terms[0]))
     rows: list[dict[str, Any]] = [{"method": name, "measured": _measured(found, name)} for name in names]
     for under in terms:
         plain = project(found, PLAIN, under)
@@ -65,6 +62,19 @@ def replay(
         print_json({"trace": str(trace), "rows": rows})
     else:
         _print(rows, [under.name for under in terms])
+
+
+def _replayable(trace: Trace, terms: Terms) -> Iterator[str]:
+    """The methods that were measured, but for those that a replay cannot have: it says which."""
+    from paceline.profiling.project import check_method
+
+    for name in trace.header.measured:
+        try:
+            check_method(trace, name, terms)
+        except OptionError as error:
+            print(f"without {name}: {error}", file=sys.stderr)
+        else:
+            yield name
 
 
 def speedup(own: dict[str, Measured], plain: dict[str, Measured]) -> float:

@@ -110,8 +110,7 @@ def serve(
                     llms[name] = llm.method(name)
         app = make_app(llms, Settings(**settings))
         tell_notes()
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-        if log_json:
-            for handler in logging.getLogger().handlers:
-                handler.setFormatter(JsonLines())
+        lines = logging.StreamHandler()
+        lines.setFormatter(JsonLines() if log_json else logging.Formatter("%(asctime)s %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[lines])
         run(app, address, drain)

@@ -75,9 +75,9 @@ class TextStream:
             self._window, self._decoded, self._whole = [], "", 0
         return self._take(len(self.text))
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         # Spaces are not cleaned up: text that was passed on would change with what comes after it.
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _append(self, piece: str) -> None:
         longest = max(map(len, self.stop), default=0)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 from jaxtyping import Float
 from torch import Tensor
@@ -13,7 +14,6 @@ from torch import Tensor
 from paceline.drafters.merge import Part
 from paceline.drafters.prediction import Prediction
 from paceline.drafting.base import Drafter, Row
-from paceline.drafting.borrowed import BorrowedCache
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.policies.fixed import Fixed
@@ -135,7 +135,7 @@ class Dispatch(Drafter):
         prediction = Prediction(target)
         self.desks = {name: Desk(name, part) for name, part in {prediction.source: prediction, **drafters}.items()}
         self._rows = 0
-        self._cache: BorrowedCache
+        self._cache: ref[KVCache]  # the engine's, which it may give back without a word
 
     # -- rows ------------------------------------------------------------------------------------------------------
     def max_nodes(self, depth: int) -> int:
@@ -147,7 +147,7 @@ class Dispatch(Drafter):
         return self.desks[name].drafter if seat and seat.asked and seat.tree is tree else None
 
     def start(self, cache: KVCache) -> None:
-        self._rows, self._cache = 0, BorrowedCache(cache)
+        self._rows, self._cache = 0, ref(cache)
         for desk in self.desks.values():
             desk.seats, desk.started = [], False
             self._open(desk)
@@ -156,7 +156,9 @@ class Dispatch(Drafter):
         """Have its drafter ready, or ready again."""
         with desk.guarded("its start"):
             if not desk.started:
-                desk.drafter.start(self._cache())
+                cache = self._cache()
+                assert cache is not None
+                desk.drafter.start(cache)
             desk.started, desk.closed = True, False
 
     def begin(self, row: Row, hidden: Hidden) -> None:

@@ -118,7 +118,7 @@ class DraftModel(AutoregressiveDrafter):
             for row in rows:
                 if not waiting[row.slot]:
                     self._catch_up(row)
-        else:  # not of rows that stopped, or go on with copies: nor later, when others are as far as they have come
+        else:  # a row that stopped, or went on with copies, is out for the round, however far the others come
             self._reads &= [len(tree) == depth + 1 for tree in trees]
         # What the draft model has not seen: its own last token, and before the first also what the target added.
         news = [

@@ -124,7 +124,7 @@ class Merge(TreeDrafter):
         self._gather(rows, pools, depths)
         if not self.auto:
             return [_graft(pool.best(self.max_candidates), tree) for pool, tree in zip(pools, trees, strict=True)]
-        # Of others nothing is learned: who does not want a draft may have one of another drafter's.
+        # A row that wants no draft, as while a prediction is drafted for it, tells nothing of what drafts are worth.
         asked = [at for at, tree in enumerate(trees) if depths[at] or tree.drafted]
         if asked:
             spent = spend([pools[at].share for at in asked], together)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import proxy
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafting.borrowed import BorrowedCache
 from paceline.drafting.tree import TokenTree
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
@@ -28,23 +28,23 @@ class SharedLayers:
 
     def __init__(self, target: Target, count: int) -> None:
         self.target, self.count, self.nodes = target, count, 0
-        self._cache: BorrowedCache
+        self.cache: KVCache
         self._left: list[Tensor] = []  # what left the layers, of these nodes in order
 
     def start(self, cache: KVCache) -> None:
-        self._cache = BorrowedCache(cache)
+        self.cache = proxy(cache)  # the engine's, which it may give back without a word
 
     def begin_round(self) -> None:
         self._left, self.nodes = [], 0
 
     def starts(self, rows: int) -> np.ndarray:
         """Where the trees of the first rows begin in the cache."""
-        starts: np.ndarray = self._cache().lengths[:rows]
+        starts: np.ndarray = self.cache.lengths[:rows]
         return starts
 
     def run(self, span: Span) -> Float[Tensor, "batch width hidden"]:
         """Over the next nodes of the round."""
-        hidden = self._run(span, self._cache().rows(0, span.batch))
+        hidden = self._run(span, self.cache.rows(0, span.batch))
         self._left.append(hidden)
         self.nodes += span.width
         return hidden

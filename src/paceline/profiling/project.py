@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from paceline.clock import MadeUpClock, made_up
@@ -142,7 +143,7 @@ def _source(trace: Trace, name: str, target: Any, terms: Terms) -> Drafter:
     if about.kind == FREE:
         return FreeSource(recorded, target, budget)
     levels = about.levels or [0.0]
-    known, mean = terms.drafts.get(name, terms.drafts.get(about.name)), _mean(levels[:DRAFT_LENGTH])
+    known, mean = terms.drafts.get(name, terms.drafts.get(about.name)), fmean(levels[:DRAFT_LENGTH])
     speed = known / mean if known is not None and mean else terms.speed
     recorded.levels = [speed * level for level in levels]
     made = PaidSource(recorded, target, budget)
@@ -151,7 +152,3 @@ def _source(trace: Trace, name: str, target: Any, terms: Terms) -> Drafter:
         rounds[drafted] = seconds + about.pass_share * terms.costs(1 + drafted)
     set_costs(made, Costs(rounds))
     return made
-
-
-def _mean(seconds: Sequence[float]) -> float:
-    return sum(seconds) / len(seconds)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import proxy
 
 from paceline.drafters.layer_skip.skip_set import SkipSet
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
-from paceline.drafting.borrowed import BorrowedCache
 from paceline.drafting.tree import TokenTree, last_nodes
 from paceline.errors import UnsupportedModel
 from paceline.targets.cache import KVCache
@@ -36,13 +36,13 @@ class LayerSkip(AutoregressiveDrafter):
             raise UnsupportedModel(f"layer-skip needs a model whose layers run one by one; {target.name} is not one")
         self.skip = SkipSet.find(target) if skip == "auto" else SkipSet.load(skip, target)
         self.hidden_width = target.config.hidden_size
-        self._cache: BorrowedCache
+        self.cache: KVCache
 
     def start(self, cache: KVCache) -> None:
-        self._cache = BorrowedCache(cache)
+        self.cache = proxy(cache)  # the engine's, which it may give back without a word
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
-        cache = self._cache().rows(0, len(rows))
+        cache = self.cache.rows(0, len(rows))
         span = last_nodes(trees, cache.lengths, depth, self.target.device)
         hidden = self.target.embed(span)
         hidden = self.target.layers(hidden, span, cache, 0, self.target.num_layers, self.skip.sublayers)
