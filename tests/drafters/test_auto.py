@@ -212,7 +212,7 @@ def test_a_head_that_was_not_asked_has_to_be_worth_its_catching_up(
 
     monkeypatch.setattr("paceline.drafters.merge.now", lambda: clock[0])
     monkeypatch.setattr(eagle, "catch_up", slow)
-    monkeypatch.setattr(Pause, "pauses", lambda self, rows: False)
+    monkeypatch.setattr(Pause, "pauses", lambda *_: False)
     monkeypatch.setattr(Pool, "asks", asks)
     llm.generate(TEXT, max_new_tokens=120, eos=())
     after_a_pause, at_once = told[6::3], [*told[4::3], *told[5::3]]
@@ -228,6 +228,21 @@ def test_seeds_give_their_own_samples(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0, "seed": 3, "eos": ()}
     assert auto.generate(TEXT, **options).tokens == plain.generate(TEXT, **options).tokens
     assert torch.is_tensor(model.lm_head.weight)
+
+
+def test_samples_teach_greedy_requests_nothing() -> None:
+    """What is right greedily is right less often where tokens are drawn; the latter begin with the former."""
+    llm = paceline.load(small_llama(), tokenizer=byte_tokenizer(), drafter="auto:head=none", fresh=True)
+    auto = llm.drafter
+    assert isinstance(auto, Auto)
+    llm.generate(TEXT, max_new_tokens=40, eos=())
+    greedy, gates = auto.calibration.kept(), [gate.kept() for gate in auto.known.values()]
+    assert greedy
+    assert auto.calibration_of_samples.kept() == []
+    llm.generate(TEXT, max_new_tokens=40, eos=(), temperature=0.5, seed=1)
+    assert auto.calibration_of_samples.kept() != []
+    assert auto.calibration.kept() == greedy
+    assert [gate.kept() for gate in auto.known.values()] == gates
 
 
 def test_a_datastore_where_there_is_one(

@@ -43,8 +43,8 @@ def test_it_keeps_nothing_while_it_pauses(llm: LLM, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         Recycling, "learn", lambda self, row, *rest: (learned.append(len(row.ids)), learn(self, row, *rest))[1]
     )
-    monkeypatch.setattr(Pause, "pauses", lambda self, rows: next(rounds) % 3 == 2)
-    monkeypatch.setattr(Pause, "learn", lambda self, rows, gain, rate, seconds: told.append(seconds))
+    monkeypatch.setattr(Pause, "pauses", lambda *_: next(rounds) % 3 == 2)
+    monkeypatch.setattr(Pause, "learn", lambda self, rows, gain, rate, seconds, sampling: told.append(seconds))
     clock = iter(range(10_000))
     monkeypatch.setattr("paceline.drafting.tree_drafter.now", lambda: float(next(clock)))
     output: Any = llm.generate([5, 6, 7], max_new_tokens=20, eos=())

@@ -128,6 +128,19 @@ def test_fading_goes_on_for_ever() -> None:
     assert again.kept() == calibration.kept()
 
 
+def test_it_may_begin_with_what_another_knows_and_tell_it_nothing() -> None:
+    greedy = Calibration()
+    for _ in range(200):
+        greedy.learn("x", 0, right=True, share=0.4)
+    sampled, kept = Calibration(greedy, tells=False), greedy.kept()
+    assert sampled.factor("x", 0) == greedy.factor("x", 0)
+    for _ in range(200):
+        sampled.fade()
+        sampled.learn("x", 0, right=False, share=0.4)
+    assert greedy.kept() == kept
+    assert sampled.factor("x", 0) < 0.2 < 2.0 < greedy.factor("x", 0)
+
+
 def test_never_drafts_where_width_is_dear() -> None:
     dear = Costs({1: 1.0, 2: 2.0, 4: 4.0})
     assert Budget(dear).choose(candidate(0.9)).drafted == 0

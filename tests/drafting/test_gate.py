@@ -39,6 +39,16 @@ def test_what_comes_to_pay_is_found_out() -> None:
     assert sum(asked(gate, [0.5] * 400, lost=0.05)[200:]) > 150
 
 
+def test_it_may_begin_with_what_another_knows_and_tell_it_nothing() -> None:
+    greedy, random = Gate(), Random(0)
+    asked(greedy, [0.5] * 400, lost=0.05)
+    sampled, kept = Gate(greedy, tells=False), greedy.kept()
+    assert all(sampled.asks(0.0, 0.3, random) for _ in range(50))
+    asked(sampled, [0.0] * 400, lost=0.05)
+    assert not any(sampled.asks(0.0, 0.3, random) for _ in range(50))
+    assert greedy.kept() == kept
+
+
 def test_it_depends_on_what_there_is_already() -> None:
     gate = Gate()
     for _ in range(100):

@@ -47,6 +47,14 @@ def test_each_size_of_batch_by_itself() -> None:
     assert sum(drafted(pause, lambda at: 0.5, rows=1)) == 400
 
 
+def test_requests_that_sample_by_themselves() -> None:
+    pause = Pause()
+    for _ in range(100):
+        pause.learn(1, 0.0, rate=1.0, seconds=0.1, sampling=True)
+    assert sum(pause.pauses(1, True) for _ in range(100)) > 50
+    assert not pause.pauses(1, False)
+
+
 def test_what_takes_next_to_nothing_is_never_left_out() -> None:
     assert all(drafted(Pause(), lambda at: 0.0, seconds=0.003))
 

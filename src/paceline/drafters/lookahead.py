@@ -86,7 +86,7 @@ class Lookahead(Drafter):
         return (self.level - 1) * (self.window + self.guess)
 
     def begin(self, row: Row, hidden: object) -> None:
-        budget = self.new_budget() if self.auto else None
+        budget = self.new_budget(row) if self.auto else None
         row.state = Window(row.ids, self.window, self.level - 1, self.guess, budget)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:

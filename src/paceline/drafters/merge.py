@@ -77,7 +77,8 @@ class Merge(TreeDrafter):
         self.taps = tuple({tap for part in self.parts for tap in part.taps})
         self.reads_costs = self.auto or any(part.reads_costs for part in self.parts)
         self.random = Random(0)
-        self.known = {at: Gate() for at in (*self.free, *self.paid)}  # what all requests have shown
+        self.known = {at: Gate() for at in (*self.free, *self.paid)}  # what greedy requests have shown, and others
+        self.known_of_samples = {at: Gate(greedy, tells=False) for at, greedy in self.known.items()}
         self.stopwatches = {at: Stopwatch(patient=at in self.paid) for at in self.known}
         self.waking = {at: Stopwatch(patient=True) for at in self.paid}  # reading what came while it was not asked
 
@@ -95,8 +96,9 @@ class Merge(TreeDrafter):
             self.free[at].remember(row) if at in self.free else Part(row, deepcopy(row.policy))
             for at in range(len(self.parts))
         ]
-        gates = {at: Gate(before) for at, before in self.known.items()} if self.auto else None
-        row.state = state = MergeState(memory, self.new_budget() if self.auto else None, gates)
+        known = self.known_of_samples if row.sampling else self.known
+        gates = {at: Gate(before) for at, before in known.items()} if self.auto else None
+        row.state = state = MergeState(memory, self.new_budget(row) if self.auto else None, gates)
         for at, part in enumerate(self.parts):
             if at not in self.free:
                 memory[at].begin_round({tap: entered[-1:] for tap, entered in hidden.items()}, self.target.num_layers)
@@ -107,8 +109,8 @@ class Merge(TreeDrafter):
     # -- a round ---------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
-        self.sharing = together
-        if self.auto and not self.whole and self.pause.pauses(together):
+        self.sharing, sampling = together, any(row.sampling for row in rows)
+        if self.auto and not self.whole and self.pause.pauses(together, sampling):
             for row, at in product(rows, self.paid):
                 row.state.memory[at].asked = False
             return trees
@@ -128,7 +130,7 @@ class Merge(TreeDrafter):
         asked = [at for at, tree in enumerate(trees) if depths[at] or tree.drafted]
         if asked:
             spent = spend([pools[at].share for at in asked], together)
-            self.pause.learn(together, spent.gain, spent.rate, now() - began)
+            self.pause.learn(together, spent.gain, spent.rate, now() - began, sampling)
             for at, own in zip(asked, spent.trees, strict=True):
                 trees[at] = _graft(own, trees[at])
         return trees

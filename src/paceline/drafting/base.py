@@ -115,7 +115,8 @@ class Drafter:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.calibration = Calibration()
+        self.calibration = Calibration()  # what greedy requests have shown of it,
+        self.calibration_of_samples = Calibration(self.calibration, tells=False)  # and others, which accept less
 
     @property
     def prompt_taps(self) -> tuple[int, ...]:
@@ -129,9 +130,10 @@ class Drafter:
         """
         return tuple({tap for part in self.parts for tap in part.kept_taps}) if self.parts else self.prompt_taps
 
-    def new_budget(self) -> Budget:
+    def new_budget(self, row: Row) -> Budget:
         """An automatic budget for a request, which starts from what those before it have shown of this drafter."""
-        return Budget(costs_of(self.target), self.calibration, self.target.packs)
+        before = self.calibration_of_samples if row.sampling else self.calibration
+        return Budget(costs_of(self.target), before, self.target.packs)
 
     @property
     def predictors(self) -> tuple[Path, ...]:

@@ -39,12 +39,13 @@ class Calibration:
     Right tokens are a Poisson process, whose rate is what the drafter says times an unknown factor.
 
     Args:
-        before: what is believed before anything is seen, and told of all that is; None: `TRUST` of what drafters say.
+        before: what is believed before anything is seen; None: `TRUST` of what drafters say.
         fading: what was seen counts so much less each round.
+        tells: whether `before` learns of all that is seen.
     """
 
-    def __init__(self, before: Calibration | None = None, fading: float = LASTING) -> None:
-        self._before, self._fading = before, fading
+    def __init__(self, before: Calibration | None = None, fading: float = LASTING, tells: bool = True) -> None:
+        self._before, self._told, self._fading = before, before if tells else None, fading
         self._seen: dict[tuple[str, int], list[float]] = {}  # acceptances, sum of shares; in units of `_weight`
         self._weight = 1.0  # of what is seen now: this grows instead of all that was seen being scaled down
 
@@ -60,16 +61,16 @@ class Calibration:
         if self._weight > HEAVY:
             self._seen = {key: [value / self._weight for value in seen] for key, seen in self._seen.items()}
             self._weight = 1.0
-        if self._before:
-            self._before.fade()
+        if self._told:
+            self._told.fade()
 
     def learn(self, source: str, kind: int, right: bool, share: float) -> None:
         """A candidate of which its drafter said P(right) = `share` turned out to be right, or wrong."""
         seen = self._seen.setdefault((source, kind), [0.0, 0.0])
         seen[0] += right * self._weight
         seen[1] += share * self._weight
-        if self._before:
-            self._before.learn(source, kind, right, share)
+        if self._told:
+            self._told.learn(source, kind, right, share)
 
     def kept(self) -> list[list[Any]]:
         """What was seen, ready for JSON: see `restore`."""

@@ -65,13 +65,16 @@ class Gate:
     otherwise (Thompson sampling): mostly where that pays, ever more rarely where it never did.
 
     Args:
-        before: what is believed before anything is seen, and is told of all that is; None: a hope.
+        before: what is believed before anything is seen; None: a hope.
         fading: what was seen counts so much less each time that the source is asked.
         alike: rounds whose outcome weighs as much, at most, as what is believed before.
+        tells: whether `before` learns of all that is seen.
     """
 
-    def __init__(self, before: Gate | None = None, fading: float = FADING, alike: float = ALIKE) -> None:
-        self._before, self._fading, self._alike = before, fading, alike
+    def __init__(
+        self, before: Gate | None = None, fading: float = FADING, alike: float = ALIKE, tells: bool = True
+    ) -> None:
+        self._before, self._told, self._fading, self._alike = before, before if tells else None, fading, alike
         self._seen = [NOTHING] * (len(EDGES) + 1)  # count, sum and squares of gains, fading
         self._all = NOTHING  # of these together
 
@@ -91,8 +94,8 @@ class Gate:
         count, total, squares = before = self._seen[kind]
         self._seen[kind] = after = count * fading + 1.0, total * fading + gain, squares * fading + gain * gain
         self._all = _moved(self._all, before, after)
-        if self._before:
-            self._before.learn(without, gain)
+        if self._told:
+            self._told.learn(without, gain)
 
     def kept(self) -> list[list[float]]:
         """What was seen, ready for JSON: see `restore`."""

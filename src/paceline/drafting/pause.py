@@ -22,17 +22,17 @@ class Pause:
     a round that brought much it always does: good rounds come together. Where drafting takes little, a pause begins
     only after drafts have been worth nothing for long.
 
-    What drafts are worth, and the time for them, depend on how many requests share the pass: each power of two is
-    judged by itself.
+    What drafts are worth, and the time for them, depend on how many requests share the pass, and on whether any of them
+    samples: each power of two is judged by itself, with and without.
     """
 
     def __init__(self) -> None:
         self._random = Random(0)
-        self._known: dict[int, _Known] = {}
+        self._known: dict[tuple[int, bool], _Known] = {}
 
-    def pauses(self, rows: int) -> bool:
+    def pauses(self, rows: int, sampling: bool = False) -> bool:
         """Whether so many requests had better not draft in this round."""
-        known = self._known.get(rows.bit_length())
+        known = self._known.get((rows.bit_length(), sampling))
         if known is None or known.rounds < FIRST or known.paid or known.lost < LEAST:
             return False
         belief = known.lately if known.lost >= LITTLE else known.lasting
@@ -41,7 +41,7 @@ class Pause:
         known.stopwatch.idle()
         return True
 
-    def learn(self, rows: int, gain: float, rate: float, seconds: float) -> None:
+    def learn(self, rows: int, gain: float, rate: float, seconds: float, sampling: bool = False) -> None:
         """They drafted.
 
         Args:
@@ -49,9 +49,9 @@ class Pause:
             rate: tokens a second that time brings otherwise.
             seconds: that drafting took.
         """
-        known = self._known.get(rows.bit_length())
+        known = self._known.get((rows.bit_length(), sampling))
         if known is None:
-            known = self._known[rows.bit_length()] = _Known()
+            known = self._known[rows.bit_length(), sampling] = _Known()
         known.lately.learn(0.0, gain)
         known.stopwatch.learn(seconds)
         known.rate, known.rounds, known.paid = rate, known.rounds + 1, gain > MUCH
@@ -59,7 +59,7 @@ class Pause:
 
 
 class _Known:
-    """Of so many requests."""
+    """Of so many requests of a kind."""
 
     def __init__(self) -> None:
         self.lasting, self.stopwatch = Gate(fading=LASTING), Stopwatch(HOPEFUL)

@@ -71,12 +71,13 @@ class TreeDrafter(Drafter):
         return self.max_candidates
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        row.state = TreeState(self.remember(row), self.new_budget() if self.auto else None)
+        row.state = TreeState(self.remember(row), self.new_budget(row) if self.auto else None)
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         trees, together = [TokenTree.root(row.ids[-1]) for row in rows], len(rows) + self.others
         self.sharing = together
-        self.paused = self.auto and self.pause.pauses(together)
+        sampling = any(row.sampling for row in rows)
+        self.paused = self.auto and self.pause.pauses(together, sampling)
         if self.paused:
             return trees
         shares: dict[int, Share] = {}
@@ -94,7 +95,7 @@ class TreeDrafter(Drafter):
             spent = spend(list(shares.values()), together)
             for at, tree in zip(shares, spent.trees, strict=True):
                 trees[at] = tree
-            self.pause.learn(together, spent.gain, spent.rate, now() - began + self._learning)
+            self.pause.learn(together, spent.gain, spent.rate, now() - began + self._learning, sampling)
         self._learning = 0.0
         return trees
 

@@ -153,7 +153,7 @@ class PaidSource(Drafter):
 
     def begin(self, row: Row, hidden: dict[int, Tensor]) -> None:
         row.state = self.recorded.find(row)
-        row.state.budget = self.new_budget() if self.auto else None
+        row.state.budget = self.new_budget(row) if self.auto else None
 
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
         [row] = rows

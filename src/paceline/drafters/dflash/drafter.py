@@ -81,7 +81,7 @@ class DFlash(ParallelDrafter):
 
     @torch.inference_mode()
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        row.state = DFlashState(budget=self.new_budget() if self.reads_costs else None)
+        row.state = DFlashState(budget=self.new_budget(row) if self.reads_costs else None)
         self.forward.lengths[row.slot] = 0
         self.forward.read(row.slot, torch.cat([hidden[tap] for tap in self._read], -1))
 

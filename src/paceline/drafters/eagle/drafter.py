@@ -122,7 +122,7 @@ class Eagle(AutoregressiveDrafter):
             self._text.start(cache.batch)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        budget = self.new_budget() if self.reads_costs else None
+        budget = self.new_budget(row) if self.reads_costs else None
         count = min(MOST, *(len(hidden[tap]) for tap in self.taps))  # of some, others may keep more than the last ones
         last = {tap: hidden[tap][len(hidden[tap]) - count :].clone() for tap in self.taps}
         row.state = EagleState(Waiting(self.taps, last, MOST), budget)

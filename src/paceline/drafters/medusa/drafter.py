@@ -87,7 +87,7 @@ class Medusa(ParallelDrafter):
         last = hidden[self.target.num_layers]
         # Of a prompt of one token, or one that another request has read, there is nothing: the draft is a blind guess.
         seen = last[-1] if len(last) else last.new_zeros(last.shape[1])
-        row.state = MedusaState(hidden=seen, budget=self.new_budget() if self.reads_costs else None)
+        row.state = MedusaState(hidden=seen, budget=self.new_budget(row) if self.reads_costs else None)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         row.state.hidden = out.taps[self.target.num_layers][path[-1]]
