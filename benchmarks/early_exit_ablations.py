@@ -40,6 +40,7 @@ from paceline.training.data.self_distill import DistillConfig
 from paceline.training.heads.early_exit import EarlyExitTask
 from paceline.training.heads.frozen_layers import FrozenLayers
 from paceline.training.heads.simulated_acceptance import CHAIN
+from paceline.training.trainer import TrainConfig
 
 if TYPE_CHECKING:
     from paceline.drafting.base import Drafter
@@ -90,11 +91,20 @@ def open_text(args: argparse.Namespace) -> Path:
         owner: Any = SimpleNamespace(tokenizer=tokenizer_of(args.model)[0], target=target)
         config = DistillConfig(max_length=longest)
         samples = OpenText(args.text, owner, config).samples(0, like["totals"]["trained"])
+        data = Dataset(args.data, max_length=longest)
+        held_back = map(data.prompt, data.split(TrainConfig().held_back)[1])
+        measured = tuple(prompt for prompt in held_back if prompt)  # what answers them is not to be learned
+        samples = [sample for sample in samples if not tokens_of(sample.ids).startswith(measured)]
         learnt = sum(len(sample.ids) - 1 for sample in samples)
         counts = dict.fromkeys(like["totals"], 0) | {"samples": len(samples), "trained": learnt}
         write_shard(folder, 0, samples, like["made"]["top"], counts)
         manifest.add(shard_name(0), counts)
     return folder
+
+
+def tokens_of(ids: list[int]) -> bytes:
+    """As `Dataset.prompt` gives them."""
+    return torch.tensor(ids, dtype=torch.int32).numpy().tobytes()
 
 
 @torch.inference_mode()

@@ -36,6 +36,7 @@ from peers import PEERS  # noqa: E402
 from script import run_script  # noqa: E402
 
 import paceline  # noqa: E402
+from paceline.bench.schedule import taking_turns  # noqa: E402
 from paceline.bench.suites import load_suite, read_rows  # noqa: E402
 from paceline.targets.machine import cpu  # noqa: E402
 from paceline.targets.sources import resolve  # noqa: E402
@@ -105,9 +106,8 @@ def started(options: argparse.Namespace, settings: dict[str, Any], stack: ExitSt
 
 
 def asked(engines: dict[str, Engine], group: Group, number: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """All methods' answers, in an order that rotates."""
-    first = number * 2 % len(engines)
-    for name in ([*engines] * 2)[first : first + len(engines)]:
+    """All methods' answers, each first as often as any other."""
+    for name in taking_turns(list(engines), number):
         time.sleep(PAUSE)
         answer = engines[name].ask({"prompts": group.prompts, "level": group.level, "tokens": tokens}, PATIENCE)
         yield {"method": name, "task": group.task, "level": group.level, "group": number, **answer}

@@ -172,6 +172,13 @@ def test_a_server_that_does_not_count_along(measured: Callable[..., Summary]) ->
     assert sum("continuous_usage_stats" in body["stream_options"] for body in handler.bodies) == 1
 
 
+def test_a_server_that_sends_tokens_in_pieces(measured: Callable[..., Summary]) -> None:
+    """And says at the end how many there were."""
+    with standing_in(counts=False, pieces=tuple("Hello, world!")) as (url, _):
+        [row, *_] = measured(url, limit=1).rows
+    assert row["tokens"] == 2 * TOKENS
+
+
 def test_an_empty_answer_has_its_end(measured: Callable[..., Summary], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.TOKENS", 0)
     with standing_in(pieces=()) as (url, _):

@@ -41,6 +41,16 @@ def test_transformers_streams(clock: SimpleNamespace, rows: int, pieces: list[tu
     assert arrivals.latency(0, 3) == Latency(1.0, len(pieces) - 1.0, 3 - first)
 
 
+def test_pieces_of_tokens(clock: SimpleNamespace) -> None:
+    """Six pieces that turn out to be three tokens: the first came with the first piece, the others in what followed."""
+    arrivals = Arrivals()
+    for count in range(1, 7):
+        clock.now += 1
+        arrivals.note("a", count)
+    arrivals.recount("a", 3)
+    assert arrivals.latency("a", 3) == (1, 4, 2)
+
+
 def test_rows_of_a_batch_end_at_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = Arrivals()
     times = iter(range(1, 129))

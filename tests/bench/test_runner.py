@@ -394,6 +394,17 @@ def test_batches(config: dict[str, Any]) -> None:
     assert [r["tokens"] for r in alone.rows] == [r["tokens"] for r in summary.rows]
 
 
+def test_a_temperature_knows_nothing_of_the_one_before(config: dict[str, Any], tmp_path: Path) -> None:
+    """Drafters that remember earlier requests would have heard the answers: nearly the same at a low temperature."""
+    config |= {"methods": "suffix:share=process:budget=4", "max_new_tokens": 24}
+    drafts = []
+    for temperatures in ("0.01", "0,0.01"):
+        out = tmp_path / temperatures
+        run(BenchConfig(**config | {"temperatures": temperatures, "out": out}))
+        drafts.append([call["rounds"] for call in recorded(out) if call["temperature"] == 0.01])
+    assert drafts[0] == drafts[1]
+
+
 def test_sampling_depends_on_the_prompt_not_on_the_batch(config: dict[str, Any], tmp_path: Path) -> None:
     outputs = []
     for batch in (1, 2):

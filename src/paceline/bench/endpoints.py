@@ -158,6 +158,9 @@ class Endpoint:
             raise EndpointError(f"{self.name}: {self.url} broke off: {first_line(error)}") from error
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise EndpointError(f"{self.name}: {self.url} sent no answer of the API: {first_line(error)}") from error
+        if 0 < (told := usage.get("completion_tokens", 0)) < count:  # it sends tokens in pieces
+            arrivals.recount(at, told)
+            count = told
         if not count:  # the end is a token too, which some do not count
             arrivals.note(at, count := 1)
         return Answer(text, count, usage.get("prompt_tokens", 0))
@@ -200,7 +203,7 @@ def measure_endpoints(config: BenchConfig, prompts: list[Prompt], journal: Journ
         for address in config.endpoints:
             endpoints.append(Endpoint(*parse_endpoint(address)))
             stack.callback(endpoints[-1].close)
-        show = stack.enter_context(progress(config.progress))
+        show = stack.enter_context(progress(config.progress, asked, config.methods, journal))
         journal.settle(served={endpoint.name: endpoint.model for endpoint in endpoints})
         shortest = min(groups, key=lambda group: sum(len(prompt.turns[0]) for prompt in group))
         for temperature in config.each_temperature:

@@ -39,6 +39,11 @@ class Arrivals:
         """More tokens of a prompt are here; it has so many by now."""
         self._notes.setdefault(prompt, []).append((self.seconds, tokens))
 
+    def recount(self, prompt: Hashable, tokens: int) -> None:
+        """What was noted of a prompt were pieces of fewer tokens, so many: each is a like part of them."""
+        pieces = self._notes[prompt][-1][1]
+        self._notes[prompt] = [(seconds, -(-count * tokens // pieces)) for seconds, count in self._notes[prompt]]
+
     def latency(self, prompt: Hashable, tokens: int) -> Latency:
         """Of a prompt that has come to an end, with so many tokens: others of its batch may have gone on."""
         notes = self._notes[prompt]

@@ -93,12 +93,19 @@ class _Bench:
         self._check_fits(prompts)
 
     def run(self, traced: bool) -> None:
-        methods = [build_method(name, self.llm, self.hf_model) for name in self.names]
-        with progress(self.config.progress) as show:
-            self._warm_up(methods)
+        temperatures, asked = self.config.each_temperature, list(self._items())
+        methods = self._methods()
+        with progress(self.config.progress, asked, self.names, self.journal) as show:
+            self._warm_up(methods, temperatures)
             show(description="measuring the noise")
             self._measure_noise()
-            measure(methods, list(self._items()), self.journal, self._call, show)
+            for temperature in temperatures:
+                if temperature != temperatures[0]:  # drafters remember, and have heard these prompts' answers
+                    show(description="warming up")
+                    methods = self._methods()
+                    self._warm_up(methods, [temperature])
+                here = [item for item in asked if item.temperature == temperature]
+                measure(methods, here, self.journal, self._call, show)
         differences = list(self._differences())
         self.journal.write(DIFFERENCES, differences)
         runs = [self.journal.runs[item.key(name)] for item in self._items() for name in self.names]
@@ -106,6 +113,9 @@ class _Bench:
         self.journal.write(RESULTS, results(runs, differences, self.names, self.config.batch, self._is_compared))
         if traced:
             self._trace(runs)
+
+    def _methods(self) -> list[Method]:
+        return [build_method(name, self.llm, self.hf_model) for name in self.names]
 
     # -- what is measured ------------------------------------------------------------------------------------------
     def _items(self) -> Iterator[Item]:
@@ -154,12 +164,12 @@ class _Bench:
             return target.model
         return load_model(self.config.model, dtype=target.model_dtype, device=target.device, **self.options)[0]
 
-    def _warm_up(self, methods: Sequence[Method]) -> None:
+    def _warm_up(self, methods: Sequence[Method], temperatures: Sequence[float]) -> None:
         """One untimed call of each method at each temperature; what cannot run is refused here."""
         batch = max(self.batches, key=lambda batch: (len(batch), -sum(len(p.turns[0]) for p in batch)))  # shortest
         ids = [self._chat(prompt, ()) for prompt in batch]
         few = min(WARM_UP_TOKENS, self.config.max_new_tokens)
-        for temperature in self.config.each_temperature:
+        for temperature in temperatures:
             params = replace(self.config.sampling(temperature), max_new_tokens=few)
             for method in methods:
                 method.generate(ids, params, self.config.seed)

@@ -55,13 +55,13 @@ class Item(NamedTuple):
 
 
 def items(batches: Sequence[list[Prompt]], config: BenchConfig) -> Iterator[Item]:
-    """All that is to be done."""
-    seed = config.seed
-    for number, batch in enumerate(batches):
-        for temperature in config.each_temperature:
+    """All that is to be done, one temperature after the other."""
+    for temperature in config.each_temperature:
+        seed = config.seed
+        for number, batch in enumerate(batches):
             for turn in range(len(batch[0].turns)):
                 yield Item(batch, turn, temperature, number, seed)
-        seed += len(batch)
+            seed += len(batch)
 
 
 def measure(
@@ -72,18 +72,12 @@ def measure(
     show: Callable[..., None],
 ) -> None:
     """Do what the journal does not have yet."""
-    left = [
-        (item, method)
-        for item in asked
-        for method in taking_turns(methods, item.number)
-        if item.key(method.name) not in journal.runs
-    ]
-    total = len(asked) * len(methods)
-    show(total=total, completed=total - len(left))
-    for item, method in left:
-        show(description=f"{item.prompts[0].task}, {method.name}")
-        journal.append(call(method, item))
-        show(advance=1)
+    for item in asked:
+        for method in taking_turns(methods, item.number):
+            if item.key(method.name) not in journal.runs:
+                show(description=f"{item.prompts[0].task}, {method.name}")
+                journal.append(call(method, item))
+                show(advance=1)
 
 
 def taking_turns(methods: Sequence[T], number: int) -> list[T]:
@@ -96,10 +90,13 @@ def taking_turns(methods: Sequence[T], number: int) -> list[T]:
 
 
 @contextmanager
-def progress(wanted: bool) -> Iterator[Callable[..., None]]:
-    """A bar on stderr, if wanted and on a terminal, as an error stands alone elsewhere; what it gives takes
-    `rich.progress.Progress.update`'s arguments.
+def progress(
+    wanted: bool, asked: Sequence[Item], methods: Sequence[str], journal: Journal
+) -> Iterator[Callable[..., None]]:
+    """A bar of what is done of all that is asked, on stderr, if wanted and on a terminal, as an error stands alone
+    elsewhere; what it gives takes `rich.progress.Progress.update`'s arguments.
     """
+    total, done = len(asked) * len(methods), sum(item.key(name) in journal.runs for item in asked for name in methods)
     columns = (
         TextColumn("{task.description}", markup=False),  # a task is called what users like
         BarColumn(),
@@ -110,4 +107,4 @@ def progress(wanted: bool) -> Iterator[Callable[..., None]]:
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not (wanted and console.is_terminal)) as bar:
-        yield partial(bar.update, bar.add_task("warming up", total=None))
+        yield partial(bar.update, bar.add_task("warming up", total=total, completed=done))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -36,6 +36,8 @@ FORMAT = 1
 FINGERPRINT = "fingerprint"  # among the tensors of the file
 
 log = logging.getLogger("paceline")
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +84,8 @@ class TrainedHead(nn.Module):
         raise NotImplementedError
 
     def place(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """Move it to a device and its parameters, but no buffers (as rotary frequencies), to a dtype."""
-        self.to(device)
-        for weight in self.parameters():
-            weight.data = weight.data.to(dtype)
-        return self
+        """See `placed`."""
+        return placed(self, device, dtype)
 
     def labels(self, ids: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The outputs that stand for token ids; -100, which cross-entropy leaves out, where there is none."""
@@ -275,6 +274,14 @@ def config_name(kind: str) -> str:
 
 def weights_name(kind: str) -> str:
     return f"{kind}.safetensors"
+
+
+def placed(module: M, device: torch.device, dtype: torch.dtype) -> M:
+    """A module, moved to a device, and its parameters, but no buffers (as rotary frequencies), to a dtype."""
+    nn.Module.to(module, device)
+    for weight in module.parameters():
+        weight.data = weight.data.to(dtype)
+    return module
 
 
 def with_blocks(target: Target, kind: str) -> Target:

@@ -144,9 +144,12 @@ class Trainer:
         """Of the optimizer: `scale` is the player's share of the learning rate."""
         groups = []
         for player in self.task.players:
-            weights = self.learning[player.name]
             about = {"scale": player.lr, "lr": player.lr * self.config.lr}
-            decayed, others = [w for w in weights if w.dim() > 1], [w for w in weights if w.dim() < 2]
+            decayed, others = list[Tensor](), list[Tensor]()
+            for name, weight in player.module.named_parameters():
+                if weight.requires_grad:
+                    matrix = weight.dim() > 1 and not name.endswith("bias")  # Medusa has the biases of all heads in one
+                    (decayed if matrix else others).append(weight)
             groups += [
                 {"params": decayed, "weight_decay": self.config.weight_decay, **about},
                 {"params": others, "weight_decay": 0.0, **about},

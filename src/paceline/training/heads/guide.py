@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.drafters.trigram.drafter import find_matrix
 from paceline.drafters.trigram.guide import Guide
 from paceline.drafters.trigram.guided import follow_up
 from paceline.drafters.trigram.matrix import no_matrix, token_bits
 from paceline.drafters.trigram.structures import Rule
-from paceline.drafting.heads import with_blocks
+from paceline.drafting.heads import placed, with_blocks
 from paceline.errors import require
 from paceline.targets.sources import load_as_stored
 from paceline.targets.target import as_target
@@ -154,7 +154,7 @@ def prepare_guide(name: str, folders: Sequence[Path], config: GuideOptions, plan
     warn_of_strangers(data, head.config.target)
     matrix = find_matrix(target, config.matrix) or no_matrix(3, target.vocab_size)
     head.to(plan.device)
-    layers = FrozenLayers(fast(nn.Module.to(model, plan.device, dtype), tokenizer, plan.tier), target.num_layers)
+    layers = FrozenLayers(fast(placed(model, plan.device, dtype), tokenizer, plan.tier), target.num_layers)
     frozen: HiddenStates = layers
     if config.stored:
         frozen = FeatureStore(layers, data, head.fingerprint, config.store_limit, plan.stored)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from paceline.drafters.early_exit.head import ExitHead
+from paceline.drafting.heads import placed
 from paceline.errors import UnsupportedModel, require
 from paceline.targets import make_target
 from paceline.targets.families import output_matrix
@@ -100,7 +101,7 @@ def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, p
     warn_of_strangers(data, head.config.target)
     head.to(plan.device)
     matrix = output_matrix(model).to(plan.device, copy=True)
-    model = nn.Module.to(cut(model, config.layers), plan.device, dtype)
+    model = placed(cut(model, config.layers), plan.device, dtype)
     loaded = parameters(model) + head.parameter_counts()["total"]
     frozen: HiddenStates
     frozen = first = FrozenLayers(fast(model, tokenizer, plan.tier), config.layers)

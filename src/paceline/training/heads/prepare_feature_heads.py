@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.drafters.dflash.head import DFlashHead
 from paceline.drafters.eagle.fused_head import BESIDE, Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
-from paceline.drafting.heads import TrainedHead, with_blocks
+from paceline.drafting.heads import TrainedHead, placed, with_blocks
 from paceline.errors import require
 from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.sources import load_as_stored
@@ -121,6 +121,9 @@ def prepare_eagle3(
         shallow=config.shallow,
         seed=plan.training.seed,
     )
+    if isinstance(frozen.init, Eagle3Head):
+        alike = head.config.norm_first == frozen.init.config.norm_first
+        require(alike, "the head to go on from is of a form that is not trained here: norm_before_residual")
 
     def make_task(states: HiddenStates, matrix: Tensor) -> EagleTask:
         return EagleTask(head, states, config, matrix, plan.training.seed)
@@ -193,7 +196,7 @@ def _prepared(
     dtype = plan.dtype(frozen.dtype)
     head.to(device)
     matrix, embeddings = (_rows(part, head, device) for part in (output_matrix(model), embedding_matrix(model)))
-    layers = FrozenLayers(fast(nn.Module.to(model, device, dtype), frozen.tokenizer, tier), taps=taps)
+    layers = FrozenLayers(fast(placed(model, device, dtype), frozen.tokenizer, tier), taps=taps)
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, stored) if config.stored else layers
     samples = data.split(training.held_back)[0]
     if frozen.init is None:
