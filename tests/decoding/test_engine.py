@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from paceline.clock import MadeUpClock, made_up
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.decoding.stats import PHASES, Clock, Round, Stats
+from paceline.decoding.verify import verify
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.merge import Merge
 from paceline.drafters.none import NoDrafter
@@ -31,8 +34,8 @@ from paceline.errors import ContextOverflow, OptionError
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
-from paceline.targets.cost_model import Costs
-from paceline.targets.costs import set_costs
+from paceline.targets.cost_model import Costs, LearnedCosts
+from paceline.targets.costs import costs_of, set_costs
 from paceline.targets.target import BlockTarget, PassOutput, Target
 from tiny import small_llama
 
@@ -378,6 +381,79 @@ class TestSteps:
         engine.cancel(requests[1])
         assert requests[1].finish_reason == "length"
 
+    def test_what_is_cancelled_amidst_a_round_ends_with_it(self) -> None:
+        """As from a criterion, or where Python closes a forgotten run: the others' rows stay where they are till then."""
+        engine, (first, last) = self.engine(rows=3, slots=32), (self.request(5, [9, 1]), self.request(5, [9, 2]))
+        alone = [list(self.engine().run([self.request(5, [9, n])]))[-1].output for n in (1, 2)]
+
+        def give_up(ids: torch.Tensor, scores: object) -> torch.Tensor:
+            if ids.shape[1] == 4:
+                engine.cancel(asking, first)
+            return torch.tensor([False])
+
+        asking = Request([1, 2], limit=5, policy=Fixed(k=0), stop_when=give_up)
+        for request in (asking, first, last):
+            engine.add(request)
+        while not engine.idle:
+            engine.step()
+        assert [request.finish_reason for request in (asking, first, last)] == ["cancelled", "cancelled", "length"]
+        assert (len(asking.output), first.output, last.output) == (2, alone[0][:2], alone[1])
+
+    def test_a_forgotten_run_is_closed_amidst_a_round(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = self.engine(rows=2, slots=32)
+        alone = list(self.engine().run([self.request(6)]))[-1].output
+
+        class Chat:
+            def __init__(self) -> None:
+                self.run, self.itself = engine.run([forgotten]), self
+
+        def collected(*given: Any) -> Any:
+            gc.collect()
+            return verify(*given)
+
+        forgotten, request = self.request(20, [7, 7]), self.request(6)
+        chat = Chat()
+        next(chat.run)
+        told = engine.run([request])
+        next(told)
+        monkeypatch.setattr("paceline.decoding.engine.verify", collected)
+        del chat
+        list(told)
+        assert (forgotten.finish_reason, request.output) == ("cancelled", alone)
+        assert engine.idle
+
+    def test_it_does_not_decode_in_a_callback_of_its_own(self) -> None:
+        engine = self.engine(rows=2, slots=32)
+
+        def decode(ids: torch.Tensor, scores: object) -> torch.Tensor:
+            list(engine.run([self.request(2)]))
+            return torch.tensor([False])
+
+        with pytest.raises(OptionError, match="one step at a time"):
+            list(engine.run([Request([1, 2], limit=5, policy=Fixed(k=0), stop_when=decode)]))
+        assert engine.idle
+
+    def test_cancelled_before_a_run_takes_it_up(self) -> None:
+        engine, requests = self.engine(), [self.request(2) for _ in range(3)]
+        for at, _ in enumerate(engine.run(requests, batch=1)):
+            if at == 0:
+                engine.cancel(requests[1])
+        assert [request.finish_reason for request in requests] == ["length", "cancelled", "length"]
+        assert [len(request.output) for request in requests] == [2, 0, 2]
+
+    def test_a_run_that_is_given_up_leaves_nothing_where_the_drafter_fails(self) -> None:
+        class Clumsy(NoDrafter):
+            def end(self, row: Row) -> None:
+                raise RuntimeError("no end")
+
+        engine = Engine(self.target, Clumsy(self.target))
+        run = engine.run([self.request(9), self.request(9)])
+        next(run)
+        with pytest.raises(RuntimeError, match="no end"):
+            run.close()
+        assert not engine.busy
+        assert engine.capacity == (0, 0)
+
     def test_runs_take_turns(self) -> None:
         """Each is told of all rounds of its own requests, and a run that is given up takes them along."""
         engine, (a, b, c) = self.engine(rows=3, slots=32), (self.request(n) for n in (5, 3, 8))
@@ -520,6 +596,22 @@ class TestSteps:
     def test_sizes_that_are_none(self, size: dict[str, int]) -> None:
         with pytest.raises(OptionError, match=r"rows and slots|1 row and 1 slot"):
             self.engine(**size)
+
+
+def test_a_callbacks_time_is_none_of_a_plain_pass() -> None:
+    target = BlockTarget(small_llama())
+    plain = set_costs(target, LearnedCosts({1: 1.0, 16: 1.1}))
+    others, before = costs_of(target, plain=False), plain(1)
+
+    def slow(*_: object) -> torch.Tensor:
+        clock.spend(5.0)
+        return torch.tensor([False])
+
+    with made_up(MadeUpClock()) as clock:
+        request = Request([1, 2, 3], limit=20, policy=Fixed(k=0), stop_when=slow)
+        list(Engine(target, NoDrafter(target)).run([request]))
+    assert plain(1) == before
+    assert others(1) > 2.0
 
 
 def test_what_passes_between_rounds_counts() -> None:

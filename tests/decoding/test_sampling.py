@@ -102,6 +102,17 @@ def test_history_free_processors_need_no_history() -> None:
         assert torch.equal(one(None, scores.clone()), one(torch.tensor([[1], [2], [3]]), scores.clone()))
 
 
+def test_what_is_derived_from_one_of_these_gets_the_history() -> None:
+    class Watching(hf.TopKLogitsWarper):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            seen.append(input_ids.tolist())
+            return super().__call__(input_ids, scores)
+
+    seen = list[list[list[int]]]()
+    NodeProcessors(LogitsProcessorList([Watching(3)]))(torch.randn(2, 8), [1, 2], [[], [5]])
+    assert sorted(seen) == [[[1, 2]], [[1, 2, 5]]]
+
+
 def test_scores_are_float32() -> None:
     """As transformers makes them, whatever the model computes in."""
     for dtype in (torch.bfloat16, torch.float64):

@@ -142,6 +142,44 @@ def test_policies_of_whole_trees_are_told_of_their_own_tokens(
     assert told == [(2, own)]
 
 
+class Scored(Drafter):
+    """A tree of scored nodes, as a head's: (token, parent), ..."""
+
+    competes = True
+
+    def __init__(self, nodes: Sequence[tuple[int, int]]) -> None:
+        super().__init__(TARGET)
+        self.nodes = nodes
+
+    def begin(self, row: Row, hidden: object) -> None:
+        row.state = SimpleNamespace()
+
+    def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
+        tree = TokenTree.root(rows[0].ids[-1])
+        for token, parent in self.nodes:
+            tree.add(token, parent, "scored", score=0.1 ** len(tree))
+        return [tree]
+
+
+@pytest.mark.parametrize(
+    ("budget", "path", "outcome"),
+    [
+        (9, [0, 1, 2], (3, 1)),  # the second token is the other drafter's
+        (9, [0, 3], (3, 0)),
+        (3, [0, 1, 2], (1, 1)),  # the rest of its own was not verified
+    ],
+)
+def test_policies_of_heads_are_told_of_their_own_tokens(
+    budget: int, path: list[int], outcome: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[tuple[int, int]]()
+    merge, made, tree = draft([Paths("a", A), Scored([(1, 0), (6, 1), (7, 2)])], budget)
+    assert nodes(tree)[:3] == [((1,), "a"), ((1, 2), "a"), ((3,), "a")]
+    monkeypatch.setattr(Fixed, "observe", lambda self, drafted, accepted: told.append((drafted, accepted)))
+    merge.observe(made, tree, path, PassOutput(torch.zeros(len(tree), 1), {}))
+    assert told == [outcome]
+
+
 def test_trees_that_do_not_go_together() -> None:
     other = Sampled([(1, 0)])
     assert draft([other, Sampled([(2, 0)])])[2].tokens == [0, 1, 2]

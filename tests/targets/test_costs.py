@@ -108,6 +108,11 @@ def test_measured_once_and_before_the_first_request() -> None:
     assert costs_of(llm.target) is costs
     given = set_costs(llm.target, Costs({1: 1.0, 2: 2.0}))
     assert costs_of(llm.target) is given
+    others = costs_of(llm.target, plain=False)
+    assert others is not given
+    assert [others(width) for width in (1, 2)] == [1.0, 2.0]
+    set_costs(llm.target, Costs({1: 1.0, 2: 3.0}))  # from which the others start again
+    assert costs_of(llm.target, plain=False)(2) == 3.0
     assert known_costs(paceline.load(small_llama().float(), drafter="none").target) is None
 
 

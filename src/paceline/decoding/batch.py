@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -71,6 +72,7 @@ class RunningBatch:
         self._cache: KVCache | None = None
         self._followed = False  # whether the drafter's buffers are made for this cache
         self._fixed, self._runs = rows is not None, 0
+        self._in_step, self._to_cancel = False, list[Request]()
         self._ended = 0.0  # when the last step did
         self._between = Stopwatch()  # from there to the next, while there is something to decode
         if rows is not None and slots is not None:
@@ -111,15 +113,38 @@ class RunningBatch:
 
     @in_turn
     @torch.inference_mode()
-    def cancel(self, request: Request) -> None:
-        """End a request here and now, whether it waits or decodes; its row is free. One that ended is left alone."""
-        request.finish_reason = request.finish_reason or CANCELLED
-        if request in self._rows:
-            self._leave(request)
-        elif self._reading and self._reading.request is request:
-            self._reading = None
-        elif request in self._waiting:
-            self._waiting.remove(request)
+    def cancel(self, *requests: Request) -> None:
+        """End requests here and now, whether they wait or decode; their rows are free. Those that ended are left alone.
+
+        Amidst a step they end with it: its rows must stay where they are. So asks whoever the step calls, such as a
+        logits processor, and Python when it closes a forgotten run.
+        """
+        if self._in_step:
+            self._to_cancel += requests
+            return
+        decoding = []
+        for request in requests:
+            request.finish_reason = request.finish_reason or CANCELLED
+            if request in self._rows:
+                decoding.append(request)
+            elif self._reading and self._reading.request is request:
+                self._reading = None
+            elif request in self._waiting:
+                self._waiting.remove(request)
+        self._leave_all(decoding)
+
+    @contextmanager
+    def _stepping(self) -> Iterator[None]:
+        """Rows stay where they are; what is cancelled meanwhile ends afterwards."""
+        require(not self._in_step, "an engine takes one step at a time: do not decode with it in a callback of its own")
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
+            if self._to_cancel:
+                cancelled, self._to_cancel = self._to_cancel, []
+                self.cancel(*cancelled)
 
     # -- the cache -------------------------------------------------------------------------------------------------
     @property
@@ -158,7 +183,7 @@ class RunningBatch:
 
     def _release(self) -> None:
         """Give the cache back, when nobody needs it and it may be of another size next time."""
-        if self.idle and not self._fixed and not self._runs:
+        if self.idle and not self._fixed and not self._runs and not self._in_step:
             self._cache = None
 
     def _lead(self) -> None:

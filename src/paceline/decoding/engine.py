@@ -76,8 +76,16 @@ class Engine(RunningBatch):
             What each row was given, in no particular order; nothing when the engine is idle.
 
         Raises:
-            OptionError: another engine is decoding with this engine's drafter.
+            OptionError: another engine is decoding with this engine's drafter; or this one is amidst a step, of which
+                the caller is a part, as a logits processor is.
         """
+        with self._stepping():
+            emitted = self._step()
+        self._release()
+        self._ended = now()
+        return emitted
+
+    def _step(self) -> list[Emitted]:
         self._learn_between()
         self._admit()
         try:
@@ -91,8 +99,6 @@ class Engine(RunningBatch):
                 self._leave_all(self._rows, whole=False)
             raise
         self._leave_all([request for request, _ in emitted if request.finish_reason])
-        self._release()
-        self._ended = now()
         return emitted
 
     def run(self, requests: Sequence[Request], batch: int | None = None) -> Iterator[Request]:
@@ -131,8 +137,10 @@ class Engine(RunningBatch):
             self._make_room(batch, self.slots(*requests) if requests else 0)
             while to_come or going:
                 while to_come and len(going) < batch:
-                    going[to_come[0]] = 0
-                    self.add(to_come.popleft())
+                    if (request := to_come.popleft()).finish_reason == CANCELLED:
+                        continue
+                    going[request] = 0
+                    self.add(request)
                 if not any(len(request.stats.rounds) > told or request.error for request, told in going.items()):
                     self.step()
                 for request, told in list(going.items()):
@@ -145,10 +153,11 @@ class Engine(RunningBatch):
                         del going[request]
         finally:
             if not at_exit():
-                for request in going:
-                    self.cancel(request)
                 self._runs -= 1
-                self._release()
+                try:
+                    self.cancel(*going)
+                finally:
+                    self._release()
 
     # -- one round -------------------------------------------------------------------------------------------------
     def _round(self, rows: list[Request]) -> list[Emitted]:
@@ -195,7 +204,7 @@ class Engine(RunningBatch):
     ) -> None:
         """What this round took, told to those who count on it: costs of whole passes, and of a drafter's rounds."""
         after_draft = seconds["verify"] + seconds["sample"] + seconds["other"]
-        passes = known_costs(self.target)
+        passes = known_costs(self.target, all(row.plain and row.stop_when is None for row in rows))
         if passes and start == 0:
             width = span.tokens if self.target.packs else span.batch * span.width
             passes.observe(width, after_draft, sum(span.starts.tolist()) / span.batch, span.batch)
@@ -209,9 +218,11 @@ class Engine(RunningBatch):
 
     def _learn_between(self) -> None:
         """What passed since the last step, which left something to decode."""
-        if self._rows and (passes := known_costs(self.target)):
+        if self._rows:
             self._between.learn(now() - self._ended)
-            passes.between = self._between.seconds
+            for plain in (True, False):
+                if passes := known_costs(self.target, plain):
+                    passes.between = self._between.seconds
 
     def _accept(self, row: Request, tree: TokenTree, outcome: Outcome, out: PassOutput) -> list[int]:
         """Tell the request, its policy and the drafter what became of a tree; returns the tokens that were output."""

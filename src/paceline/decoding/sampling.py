@@ -216,7 +216,7 @@ class NodeProcessors:
         if self._mask:
             scores = self._mask(scores, history, paths)
         for processor in self.processors:
-            if isinstance(processor, self._history_free):
+            if type(processor) in self._history_free:  # one that is derived from it may look at more
                 scores = processor(None, scores)  # it does not look
             else:
                 scores = self._by_history(processor, scores, history, paths)

@@ -183,7 +183,11 @@ class Merge(TreeDrafter):
     ) -> dict[int, TokenTree]:
         """By slot of the rows that ask, what a drafter proposes."""
         if at in self.paid:
-            trees = self.paid[at].draft([row.state.memory[at] for row in rows])
+            views = [row.state.memory[at] for row in rows]
+            trees = self.paid[at].draft(views)
+            for row in asked:
+                own = trees[row.slot]
+                views[row.slot].tree = own.keep(range(1, len(own)))  # others may add to it
             return {row.slot: trees[row.slot] for row in asked}
         found = {}
         for row in asked:
@@ -204,17 +208,19 @@ class Merge(TreeDrafter):
         return self.whole[first].enter([row.state.memory[first] for row in rows], trees, span, cache)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
-        state, layers = row.state, self.target.num_layers
+        state: MergeState = row.state
+        layers = self.target.num_layers
         if state.budget:
             state.budget.observe(row.ids[state.length :])
         for at, free in self.free.items():
             free.learn(row, state.memory[at], tree, path, out)
         for at, paid in self.paid.items():
-            if state.memory[at].asked:  # else its policy has not been asked either
-                state.memory[at].policy.observe(tree.depth, len(path) - 1)
-            paid.observe(state.memory[at], tree, path, out)
+            view = state.memory[at]
+            if view.asked:  # else its policy has not been asked either
+                view.policy.observe(*view.outcome(tree, path))
+            paid.observe(view, tree, path, out)
         for at, part in self.whole.items():
-            view: Part = state.memory[at]
+            view = state.memory[at]
             depth, drafted = view.tree.depth, view.tree.drafted
             own = view.follow(tree, path)
             view.policy.observe(depth, sum(0 < node <= drafted for node in own))  # others' tokens are not its own
@@ -262,6 +268,15 @@ class Part:
         """Show its policy the target's last hidden state, as engines do to the request's own."""
         if self.policy.reads_hidden and len(hidden[layers]):
             self.policy.begin_round(hidden[layers][-1])
+
+    def outcome(self, merged: TokenTree, path: Sequence[int]) -> tuple[int, int]:
+        """How deep it drafted, as far as that was verified, and how many of these tokens were accepted."""
+        own: list[int | None] = [0]  # by node of the merged tree
+        for parent, token in zip(merged.parents[1:], merged.tokens[1:], strict=True):
+            above = own[parent]
+            own.append(None if above is None else self.tree.child(above, token))
+        verified = (depth for depth, node in zip(merged.depths, own, strict=True) if node is not None)
+        return max(verified), sum(own[node] is not None for node in path[1:])
 
     def follow(self, merged: TokenTree, path: list[int]) -> list[int]:
         """The accepted nodes as this drafter sees them: others' become nodes of its tree, after its own."""

@@ -71,7 +71,7 @@ def round_cost(drafter: Drafter, plain: bool = True) -> Callable[[int], float]:
 
 def pass_cost(drafter: Drafter, plain: bool = True) -> Callable[[int], float]:
     """What verifying costs by how many tokens were drafted, in rounds without a draft; no more than the whole round."""
-    rounds, passes, sharing = _seconds_of_batch(drafter, plain), costs_of(drafter.target), _sharing(drafter)
+    rounds, passes, sharing = _seconds_of_batch(drafter, plain), costs_of(drafter.target, plain), _sharing(drafter)
 
     def cost(drafted: int) -> float:
         rows = sharing()
@@ -83,7 +83,7 @@ def pass_cost(drafter: Drafter, plain: bool = True) -> Callable[[int], float]:
 
 def _seconds_of_batch(drafter: Drafter, plain: bool) -> Callable[[int], float]:
     """Seconds of a round by what each request drafts: rounds were measured of one, and passes are of all together."""
-    rounds, passes, sharing = round_seconds(drafter, plain), costs_of(drafter.target), _sharing(drafter)
+    rounds, passes, sharing = round_seconds(drafter, plain), costs_of(drafter.target, plain), _sharing(drafter)
 
     def seconds(drafted: int) -> float:
         if (rows := sharing()) == 1:
@@ -107,9 +107,7 @@ def round_seconds(drafter: Drafter, plain: bool = True) -> Costs:
         if plain:
             return known_costs(drafter) or set_costs(drafter, _round_seconds(drafter))
         # Others may be decoding with the drafter by now. What these rounds take more is soon learned.
-        like = round_seconds(drafter)
-        guess = type(like)({int(drafted): like(int(drafted)) for drafted in like.widths})
-        return known_costs(drafter, plain) or set_costs(drafter, guess, plain)
+        return known_costs(drafter, plain) or set_costs(drafter, round_seconds(drafter).anew(), plain)
 
 
 def measure_drafting(drafter: Drafter) -> None:

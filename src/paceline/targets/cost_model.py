@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -94,6 +94,11 @@ class Costs:
         table, least, further = self._table, self._least, self._beyond(slots)
         row, token = further * rows * self.read, further * self.score
         return [max(table[width] + row + width * token, least) for width in widths]
+
+    def anew(self) -> Self:
+        """These as a first opinion of others."""
+        passes = dict(zip(map(int, self.widths), self.base.tolist(), strict=True))
+        return type(self)(passes, context=self.context, read=self.read, score=self.score)
 
     def observe(self, width: int, seconds: float, slots: float | None = None, rows: int = 1) -> None:
         """A pass was run, and took so long. Given costs stay as they are."""

@@ -40,8 +40,8 @@ ANY_BANDWIDTH, ANY_OPERATIONS = 1e12, 1e14
 
 log = logging.getLogger("paceline")
 
-#: By target, and by drafter where its own rounds were measured; of plain requests, and of others. Engines add what they
-#: see.
+#: By target, and by drafter where its own rounds were measured; of plain requests, and of others, where a token takes
+#: longer: it is drawn, or processors change its logits. Engines add what they see.
 _known: dict[bool, WeakKeyDictionary[object, Costs]] = {True: WeakKeyDictionary(), False: WeakKeyDictionary()}
 
 
@@ -49,24 +49,29 @@ def known_costs(of: object, plain: bool = True) -> Costs | None:
     """What is known of a target's passes, or of a drafter's rounds; None as long as nobody has asked.
 
     Args:
-        plain: of a drafter's, those of plain requests, or of those that sample or change logits, which take longer. A
-            target's passes are counted together.
+        plain: of plain requests, or of others: see `Request.plain`.
     """
     return _known[plain].get(of)
 
 
 def set_costs(of: object, costs: Costs, plain: bool = True) -> Costs:
-    """Take these for the costs of a target's passes, or of a drafter's rounds."""
+    """Take these for the costs of a target's passes, or of a drafter's rounds; those of others start anew from them."""
     _known[plain][of] = costs
+    if plain:
+        _known[False].pop(of, None)
     return costs
 
 
-def costs_of(target: Target) -> Costs:
-    """The costs of the target's passes: from its stored profile, or measured now, in little more than `LIMIT`."""
-    if known := known_costs(target):
+def costs_of(target: Target, plain: bool = True) -> Costs:
+    """The costs of the target's passes: from its stored profile, or measured now, in little more than `LIMIT`. Those of
+    requests that are not plain start from what is known of the others.
+    """
+    if known := known_costs(target, plain):
         return known
     with target.turns:  # another thread may have measured them meanwhile
-        return known_costs(target) or set_costs(target, stored_costs(target) or measure_costs(target))
+        if plain:
+            return known_costs(target) or set_costs(target, stored_costs(target) or measure_costs(target))
+        return known_costs(target, plain) or set_costs(target, costs_of(target).anew(), plain)
 
 
 @torch.inference_mode()
