@@ -28,6 +28,7 @@ from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import IntegrityError, PacelineError
 from paceline.policies import POLICIES
+from paceline.policies.adaedl import AdaEDL
 from paceline.targets import Target, as_target
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
@@ -260,6 +261,19 @@ def test_a_datastore_where_there_is_one(
     monkeypatch.setattr("paceline.drafters.rest.drafter.Rest", damaged)
     assert datastore(target) == []
     assert "the datastore is damaged" in caplog.text
+
+
+def test_rounds_of_a_prediction_say_nothing_to_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which was not asked how far to draft."""
+    told = list[tuple[int, int]]()
+    monkeypatch.setattr(AdaEDL, "observe", lambda self, drafted, accepted: told.append((drafted, accepted)))
+    llm = paceline.load(small_llama(), tokenizer=byte_tokenizer(), drafter="suffix", policy="adaedl")
+    text = llm.generate(TEXT, max_new_tokens=40, eos=()).tokens
+    plain = len(told)
+    told.clear()
+    output = llm.generate(TEXT, max_new_tokens=40, eos=(), prediction=text)
+    assert output.tokens == text
+    assert len(told) < len(output.stats.rounds) < plain
 
 
 def test_rounds_of_a_prediction_say_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from paceline.policies.predictors import (
     signals,
 )
 from paceline.policies.specdec_pp import SpecDecPP
+from paceline.policies.sureness import Sureness
 
 HERE = Setting("model", "draft", 6, 4)
 FORMS = [
@@ -243,6 +244,16 @@ class TestStopRules:
 
 
 class TestCaliTS:
+    @pytest.mark.parametrize("name", ["cali-ts", "specdec++", "disco"])
+    def test_copies_are_judged_by_their_source(self, name: str, tmp_path: Path) -> None:
+        """The predictor knows what the drafter drafts, whose states a copy has none of."""
+        policy = POLICIES.parse(predictor_files.write(tmp_path, 6, 4)[name]).build()
+        policy.check(HERE)
+        for sure, go_on in ((Sureness(0.99, 0.05), True), (Sureness(1e-4, 0.001), False)):
+            wanted = [policy.more(0) and policy.keep_copy(sure, 0) and policy.more(1) for _ in range(40)]
+            assert sum(wanted) > 30 if go_on else sum(wanted) < 10
+        policy.observe(1, 1)
+
     def test_sees_both_hidden_states(self, tmp_path: Path) -> None:
         predictor = predictor_files.shuffled(HiddenPredictor(6, 4))
         save(tmp_path / "p", predictor, Origin("cali-ts", "model", "draft"))

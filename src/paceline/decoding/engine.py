@@ -232,7 +232,8 @@ class Engine(RunningBatch):
             row.record(read.logits[outcome.path[: len(tokens)]], tokens)
         if self.prefixes:
             self.prefixes.extend(row, {tap: read.taps[tap][outcome.path] for tap in self._kept_taps})
-        row.policy.observe(*self.drafter.asked_for(row, tree, outcome.path))
+        if asked_for := self.drafter.asked_for(row, tree, outcome.path):
+            row.policy.observe(*asked_for)
         if row.policy.reads_hidden:
             row.policy.begin_round(read.taps[self.target.num_layers][outcome.path[-1]])
         self.drafter.observe(row, tree, outcome.path, read)

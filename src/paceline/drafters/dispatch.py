@@ -222,10 +222,10 @@ class Dispatch(Drafter):
                 return desk.drafter.enter(desk.seats, trees, span, cache)
         return 0, None
 
-    def asked_for(self, row: Row, tree: TokenTree, path: list[int]) -> tuple[int, int]:
+    def asked_for(self, row: Row, tree: TokenTree, path: list[int]) -> tuple[int, int] | None:
         seat: Seat | None = row.state.get(row.drafter or self.first)
         if not seat or not seat.asked:  # its prediction was drafted
-            return 0, 0
+            return None
         drafted = seat.tree.drafted  # nodes after these are a grammar's
         return seat.tree.depth, sum(0 < node <= drafted for node in path)
 

@@ -158,7 +158,7 @@ class AutoregressiveDrafter(Drafter):
 
     def _extend_by_copy(self, row: Row, tree: TokenTree, copy: Copy) -> bool:
         """`_extend` by what is copied in place of what was drafted."""
-        if not row.policy.keep(copy.sureness if row.policy.reads_sureness else None, tree.depth):  # type: ignore[arg-type]
+        if not row.policy.keep_copy(copy.sureness, tree.depth):
             return False
         tree.add(copy.token, tree.depth, COPY)
         return self._goes_on(row, tree)

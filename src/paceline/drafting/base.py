@@ -175,9 +175,9 @@ class Drafter:
         """
         return 0, None
 
-    def asked_for(self, row: Row, tree: TokenTree, path: list[int]) -> tuple[int, int]:
+    def asked_for(self, row: Row, tree: TokenTree, path: list[int]) -> tuple[int, int] | None:
         """What the row's policy is told of a round: how deep it had the row's drafter draft, and how many of these
-        tokens were accepted, of the nodes `path`, root first.
+        tokens were accepted, of the nodes `path`, root first; None: nothing, it was not asked.
         """
         return tree.depth, len(path) - 1
 

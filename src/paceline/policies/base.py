@@ -99,7 +99,11 @@ class StoppingPolicy:
         Args:
             sure: how likely it is, as of a distribution.
         """
-        return self.more(depth) and self.keep(sure if self.reads_sureness else None, depth)  # type: ignore[arg-type]
+        return self.more(depth) and self.keep_copy(sure, depth)
+
+    def keep_copy(self, sure: Sureness, depth: int) -> bool:
+        """`keep`, for a deterministic proposal of which its source says how likely it is."""
+        return self.keep(sure if self.reads_sureness else None, depth)  # type: ignore[arg-type]
 
     def reach(self, most: int) -> int:
         """How many tokens it drafts, of at most so many, where each is a deterministic proposal."""

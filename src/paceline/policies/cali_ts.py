@@ -13,6 +13,7 @@ from paceline.policies.beta_ts import LEAST, MOST
 from paceline.policies.online import OnlineLogistic
 from paceline.policies.predictor_file import Trained, find, load, need_hidden
 from paceline.policies.predictors import FeaturePredictor, Predictor
+from paceline.policies.sureness import Sureness
 from paceline.policies.thompson import ThompsonSampling
 
 
@@ -67,7 +68,7 @@ class CaliTS(ThompsonSampling):
         self.theta_hat = theta0
         self._verified: Tensor | None = None  # the target's last hidden state there
         self._predictions: list[float] = []  # theta_M of this round's tokens
-        self._features: list[list[float]] = []
+        self._features: list[list[float] | None] = []
         self._trained: Trained | None = None if predictor == "auto" else load(predictor, self.name)
         self._use(self._trained.predictor if self._trained else FeaturePredictor())
 
@@ -103,12 +104,19 @@ class CaliTS(ThompsonSampling):
         if self.predict:
             seen = self.predictor.see(q, depth, self._verified, hidden)
             if self.online:
-                self._features.append(FeaturePredictor.features(seen)[0].tolist())
-                self._predictions.append(self.online.probability(self._features[-1]))
+                features = FeaturePredictor.features(seen)[0].tolist()
+                self._features.append(features)
+                self._predictions.append(self.online.probability(features))
             else:
                 self._predictions.append(self.predictor.probability(seen))
         else:
             self._predictions.append(self.theta0)
+        return True
+
+    def keep_copy(self, sure: Sureness, depth: int) -> bool:
+        """Of a copy its source says how likely it is, and the predictor learns nothing from it."""
+        self._predictions.append(sure.top if self.predict else self.theta0)
+        self._features.append(None)
         return True
 
     def theta(self, depth: int) -> float:
@@ -149,4 +157,5 @@ class CaliTS(ThompsonSampling):
             self.theta_hat = (self.theta0 + self.successes) / (1 + self.trials)
         if self.online:
             for depth, features in enumerate(self._features[:trials]):
-                self.online.learn(features, depth < accepted)
+                if features is not None:
+                    self.online.learn(features, depth < accepted)

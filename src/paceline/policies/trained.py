@@ -8,6 +8,7 @@ from torch import Tensor
 from paceline.errors import OptionError, require
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.predictor_file import Trained, find, load, need_hidden
+from paceline.policies.sureness import Sureness
 
 
 class TrainedStop(StoppingPolicy):
@@ -58,5 +59,11 @@ class TrainedStop(StoppingPolicy):
     def keep(self, q: Float[Tensor, " vocab"] | None, depth: int, hidden: Tensor | None = None) -> bool:
         assert self.trained is not None, "check() comes first"
         predictor = self.trained.predictor
-        self._stopped = self.stops(predictor.probability(predictor.see(q, depth, None, hidden)))
+        return self._keeps(predictor.probability(predictor.see(q, depth, None, hidden)))
+
+    def keep_copy(self, sure: Sureness, depth: int) -> bool:
+        return self._keeps(sure.top)  # the predictor knows what the drafter drafts
+
+    def _keeps(self, acceptance: float) -> bool:
+        self._stopped = self.stops(acceptance)
         return not self._stopped or self.keep_last
