@@ -382,7 +382,7 @@ class TestSteps:
         assert requests[1].finish_reason == "length"
 
     def test_what_is_cancelled_amidst_a_round_ends_with_it(self) -> None:
-        """As from a criterion, or where Python closes a forgotten run: the others' rows stay where they are till then."""
+        """As from a criterion, or where Python closes a forgotten run: rows stay where they are till then."""
         engine, (first, last) = self.engine(rows=3, slots=32), (self.request(5, [9, 1]), self.request(5, [9, 2]))
         alone = [list(self.engine().run([self.request(5, [9, n])]))[-1].output for n in (1, 2)]
 

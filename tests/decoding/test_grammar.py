@@ -16,6 +16,7 @@ import paceline
 from decoding.test_options import Watched
 from helpers import perturbed
 from paceline import LLM
+from paceline.decoding import grammar
 from paceline.decoding.grammar import GrammarState, json_grammar, lark_grammar, new_matcher
 from paceline.decoding.sampling import SamplingParams
 from paceline.drafters.dispatch import GRAMMAR, Dispatch
@@ -120,6 +121,11 @@ class TestState:
         assert len(allowed(broken, PROMPT, [])) == 257
         assert broken.error
         assert broken.forced(PROMPT, 4) == []
+
+    def test_vocabularies_are_not_kept_for_ever(self) -> None:
+        for end in range(200, 208):
+            new_matcher(lark_grammar(LARK), TOKENIZER, 257, (end,))
+        assert list(grammar._tokenizers[TOKENIZER]) == [(257, end) for end in range(208 - grammar.ENDS, 208)]
 
     def test_what_cannot_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for wrong in (json_grammar({"type": "nonsense"}), lark_grammar("start: x"), json_grammar({"enum": []})):

@@ -11,16 +11,21 @@ import torch
 import paceline
 from drafters.test_eagle_head import noisy as eagle_head
 from helpers import hf_greedy, one_thread, perturbed  # noqa: F401
+from paceline.drafters.eagle.forward import EagleForward
+from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafters.medusa.head import MedusaHead
+from paceline.drafters.medusa.forward import MedusaForward
+from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
 from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import fast_layers
 from paceline.errors import UnsupportedModel
 from paceline.targets import make_target
-from paceline.targets.families import FAMILIES, embedding_matrix, output_matrix
+from paceline.targets.families import FAMILIES, Adjustment, embedding_matrix, output_matrix
 from paceline.targets.native import available
 from paceline.targets.span import Span
 from paceline.targets.target import as_target
+from paceline.training.heads.eagle import EagleOptions, EagleTask
+from paceline.training.heads.frozen_layers import FrozenLayers
 from tiny import byte_tokenizer
 from tiny_families import VARIANTS, tiny
 from told import told
@@ -68,6 +73,30 @@ def test_heads_run_as_trained(variant: str, tier: str) -> None:
     got = layers.head(layers.layers(entered, span, layers.new_cache(1, 12), 0, 2))
     assert float((got - want).norm() / want.norm()) < 0.02  # the native tier rounds heads whose rows are whole blocks
     torch.testing.assert_close(output_rows(target, ids[0]), output_matrix(model)[ids[0]], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["phi", "gemma2", "gemma3", "granite"])
+@torch.no_grad()
+def test_heads_are_trained_as_they_draft(variant: str) -> None:
+    """The model's bias and cap are in what its own output layer tells, and in what training takes for the truth."""
+    model = tiny(variant).float().eval()
+    if (bias := model.get_output_embeddings().bias) is not None:
+        bias.normal_(generator=torch.Generator().manual_seed(0))
+    target, states = as_target(model), torch.randn(1, 7, model.config.hidden_size, generator=torch.manual_seed(1))
+    eagle, medusa = EagleHead.from_target(model), MedusaHead.from_target(model, heads=2, vocabulary=OF_TARGET)
+    torch.testing.assert_close(eagle.outputs(states), EagleForward(eagle, target).head(states), rtol=1e-4, atol=1e-4)
+    drafted = MedusaForward(medusa, target)
+    seen = target.features(states[0])
+    torch.testing.assert_close(medusa(seen), drafted(states[0]).logits, rtol=1e-4, atol=1e-4)
+    for tokens in (None, [3, 5, 90]):
+        head = EagleHead.from_target(model, tokens=tokens)
+        matrix = output_matrix(model) if tokens is None else output_matrix(model)[tokens]
+        task = EagleTask(head, FrozenLayers(target), EagleOptions(), matrix, seed=0)
+        task.adjusted = Adjustment.of(model)
+        every = target.logits(seen)
+        torch.testing.assert_close(
+            task.truth(seen), every if tokens is None else every[:, tokens], rtol=1e-4, atol=1e-4
+        )
 
 
 def test_layers_of_another_kind() -> None:

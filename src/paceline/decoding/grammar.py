@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 #: As `json.dumps` writes: a model that may put blanks anywhere can do so without end.
 STYLE: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 COMPILED = 32  # grammars kept ready, the last used ones
+ENDS = 4  # likewise, sets of tokens that end an output: for each the vocabulary is kept once more, some 30 MB
 
 _tokenizers: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[int, ...], LLTokenizer]] = WeakKeyDictionary()
+_lock = Lock()
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
@@ -59,14 +62,18 @@ def new_matcher(grammar: str, tokenizer: PreTrainedTokenizerBase, vocab: int, eo
     except ImportError as error:
         raise OptionError(f"grammars need the extra 'serve': pip install 'paceline[serve]' ({error})") from error
     require(bool(eos), "an output that follows a grammar ends by itself: this model has no token for that")
-    known = _tokenizers.setdefault(tokenizer, {})
     key = (vocab, *sorted(eos))
-    if key not in known:
-        try:
-            known[key] = llguidance.hf.from_tokenizer(cast("Any", tokenizer), vocab, sorted(eos))
-        except Exception as error:  # it has a reason of its own for each kind
-            raise OptionError(f"grammars do not work with this tokenizer: {first_line(error)}") from error
-    return _compiled(known[key], grammar).deep_copy()
+    with _lock:
+        known = _tokenizers.setdefault(tokenizer, {})
+        if key not in known:
+            try:
+                known[key] = llguidance.hf.from_tokenizer(cast("Any", tokenizer), vocab, sorted(eos))
+            except Exception as error:  # it has a reason of its own for each kind
+                raise OptionError(f"grammars do not work with this tokenizer: {first_line(error)}") from error
+        made = known[key] = known.pop(key)  # the last used is the last
+        for oldest in list(known)[:-ENDS]:
+            del known[oldest]
+    return _compiled(made, grammar).deep_copy()
 
 
 @lru_cache(COMPILED)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.drafting.heads import TrainedHead
+from paceline.targets.families import AS_IT_IS, Adjustment
 
 
 class SharingHead(TrainedHead):
@@ -20,6 +21,7 @@ class SharingHead(TrainedHead):
     """
 
     fc: nn.Linear
+    adjusted: Adjustment = AS_IT_IS  # what the target makes its logits with besides
     embedding: Float[Tensor, "all hidden"] | None
     matrix: Float[Tensor, "vocab hidden"] | None
 
@@ -28,9 +30,20 @@ class SharingHead(TrainedHead):
         """Whether the output matrix is the target's."""
         return True
 
-    def know(self, embedding: Float[Tensor, "all hidden"], output: Float[Tensor, "all hidden"]) -> None:
-        """Take the target's matrices, which the head shares."""
+    def know(
+        self,
+        embedding: Float[Tensor, "all hidden"],
+        output: Float[Tensor, "all hidden"],
+        adjusted: Adjustment = AS_IT_IS,
+    ) -> None:
+        """Take the target's matrices, which the head shares.
+
+        Args:
+            adjusted: what makes the target's logits besides; heads that draft some tokens only do without.
+        """
         self.embedding = embedding
+        if self.tokens is None and self.shares_output:
+            self.adjusted = adjusted
         if self.shares_output:
             self.matrix = output if self.tokens is None else output[self.tokens]
 
@@ -44,7 +57,7 @@ class SharingHead(TrainedHead):
         """Logits of the tokens that can be drafted."""
         if self.matrix is None:
             raise ValueError("this head shares the target's output matrix, which it does not know yet")
-        return functional.linear(states, self.matrix.to(states.dtype))
+        return self.adjusted(functional.linear(states, self.matrix.to(states.dtype)))
 
     @torch.no_grad()
     def draw(self, seed: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -212,6 +212,35 @@ def output_matrix(model: Any) -> Tensor:
     weight: Tensor = model.get_output_embeddings().weight.detach()
     factor = FAMILIES[model.config.model_type].logits_factor(model.config.get_text_config())
     return weight if factor == 1.0 else weight * factor
+
+
+class Adjustment(NamedTuple):
+    """What makes a model's logits of the products with its `output_matrix`.
+
+    Attributes:
+        bias: what is added, for all tokens.
+        cap: see `Family.logit_cap`.
+    """
+
+    bias: Tensor | None = None
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> Adjustment:
+        family, config = FAMILIES[model.config.model_type], model.config.get_text_config()
+        bias = getattr(model.get_output_embeddings(), "bias", None)
+        factor = family.logits_factor(config)
+        return cls(None if bias is None else bias.detach() * factor, family.cap(config, family.logit_cap))
+
+    def __call__(self, products: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Logits of `tokens`; None: of all."""
+        if self.bias is not None:
+            bias = self.bias if tokens is None else self.bias[tokens.to(self.bias.device)]
+            products = products + bias.to(products)
+        return products if not self.cap else (products / self.cap).tanh() * self.cap
+
+
+AS_IT_IS = Adjustment()
 
 
 def run_sublayers(

@@ -14,7 +14,7 @@ from torch.nn import functional
 from paceline.drafting.heads import HeadConfig, as_ids, with_blocks
 from paceline.drafting.sharing_head import SharingHead
 from paceline.errors import require
-from paceline.targets.families import embedding_matrix, output_matrix
+from paceline.targets.families import Adjustment, embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.llama_layers import LlamaMLP, LlamaNorm, LlamaRotary, LlamaShape, turned
 from paceline.targets.target import Target, as_target
@@ -219,7 +219,7 @@ class DFlashHead(SharingHead):
             as_ids(tokens, target.vocab_size),
         ).place(model.device, model.dtype)
         made.draw(seed)
-        made.know(embedding_matrix(model), output_matrix(model))
+        made.know(embedding_matrix(model), output_matrix(model), Adjustment.of(model))
         return made
 
     @property

@@ -15,7 +15,7 @@ from paceline.drafters.eagle.stepping_head import SteppingHead
 from paceline.drafting.heads import HeadConfig, as_ids, with_blocks
 from paceline.drafting.own_layers import make_layers
 from paceline.errors import require
-from paceline.targets.families import embedding_matrix, output_matrix
+from paceline.targets.families import Adjustment, embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target, as_target
 
@@ -179,7 +179,7 @@ class Eagle3Head(SteppingHead):
             as_ids(tokens, target.vocab_size),
         ).place(model.device, model.dtype)
         made.draw(seed)
-        made.know(embedding_matrix(model), output_matrix(model))
+        made.know(embedding_matrix(model), output_matrix(model), Adjustment.of(model))
         return made
 
     @property

@@ -14,7 +14,7 @@ from paceline.drafters.eagle.stepping_head import SteppingHead
 from paceline.drafting.heads import HeadConfig, as_ids, with_blocks
 from paceline.drafting.own_layers import layers_config, make_layers
 from paceline.errors import require
-from paceline.targets.families import FAMILIES, embedding_matrix, output_matrix
+from paceline.targets.families import FAMILIES, Adjustment, embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target, as_target
 
@@ -128,7 +128,7 @@ class EagleHead(SteppingHead):
         for weight in self.fc.parameters():
             weight.zero_()
         self.fc.weight[:, size:].copy_(torch.eye(size))
-        self.know(embedding_matrix(model), output_matrix(model))
+        self.know(embedding_matrix(model), output_matrix(model), Adjustment.of(model))
 
     @property
     def reads(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from paceline.drafting.heads import HeadConfig, TrainedHead, as_ids, with_blocks
 from paceline.drafting.output_rows import output_rows
 from paceline.errors import require
-from paceline.targets.families import output_matrix
+from paceline.targets.families import AS_IT_IS, Adjustment, output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.target import Target, as_target
 
@@ -65,6 +65,7 @@ class MedusaHead(TrainedHead):
 
     kind, title, Config = "medusa", "Medusa head", MedusaConfig
     config: MedusaConfig
+    adjusted: Adjustment = AS_IT_IS  # what the target, whose whole vocabulary layer it is, makes its logits with
 
     def __init__(
         self,
@@ -118,6 +119,8 @@ class MedusaHead(TrainedHead):
         )
         head = cls(config, probe_features(target), chosen).place(model.device, model.dtype)
         matrix = output_matrix(model)
+        if vocabulary == OF_TARGET and chosen is None:
+            head.adjusted = Adjustment.of(model)
         head.set_output(matrix if chosen is None else matrix[chosen.to(matrix.device)])
         return head
 
@@ -155,7 +158,7 @@ class MedusaHead(TrainedHead):
         if self.matrix is None:
             raise ValueError("these heads share the target's vocabulary layer: load them with the target")
         if len(self.matrix) == 1:
-            return functional.linear(states, self.matrix[0])
+            return self.adjusted(functional.linear(states, self.matrix[0]))
         return torch.einsum("...hi,hvi->...hv", states, self.matrix)
 
     def parameter_counts(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.errors import require
+from paceline.targets.families import AS_IT_IS
 from paceline.training.objectives import WHOLE, soft_cross_entropy, soft_labels, whole_cross_entropy
 from paceline.training.task import Task, TaskOptions
 
@@ -106,10 +107,11 @@ class FeatureTask(HeadTask):
     ) -> None:
         super().__init__(head, frozen, objective)
         self.matrix = matrix
+        self.adjusted = AS_IT_IS  # what the target makes its logits with besides
 
     def truth(self, features: Float[Tensor, "m hidden"]) -> Float[Tensor, "m vocab"]:
         """The target's logits."""
-        return features.to(self.matrix.dtype) @ self.matrix.T
+        return self.adjusted(features.to(self.matrix.dtype) @ self.matrix.T, self.head.tokens)
 
     def learn(
         self,

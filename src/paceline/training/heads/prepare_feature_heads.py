@@ -17,7 +17,7 @@ from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.heads import TrainedHead, placed, with_blocks
 from paceline.errors import require
-from paceline.targets.families import embedding_matrix, output_matrix
+from paceline.targets.families import Adjustment, embedding_matrix, output_matrix
 from paceline.targets.sources import load_as_stored
 from paceline.targets.target import Target, as_target
 from paceline.training.data.dataset import Dataset, frequent_tokens
@@ -196,6 +196,7 @@ def _prepared(
     dtype = plan.dtype(frozen.dtype)
     head.to(device)
     matrix, embeddings = (_rows(part, head, device) for part in (output_matrix(model), embedding_matrix(model)))
+    adjusted = Adjustment.of(model)
     layers = FrozenLayers(fast(placed(model, device, dtype), frozen.tokenizer, tier), taps=taps)
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, stored) if config.stored else layers
     samples = data.split(training.held_back)[0]
@@ -208,6 +209,7 @@ def _prepared(
         fit_entry(head, before, both, FrozenLayers(layers.target, taps=both), data, samples)
     learner: Task
     made = learner = make_task(features, matrix)
+    made.adjusted = adjusted
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     if adversarial:
         discriminator = Discriminator(adversarial.form, adversarial.layers, embeddings, training.seed).to(device)
