@@ -49,6 +49,26 @@ def test_what_fails_leaves_no_folder_either(tmp_path: Path) -> None:
     assert list((tmp_path / "old").iterdir()) == []
 
 
+def test_a_folder_that_fails_leaves_no_other(tmp_path: Path) -> None:
+    """But those in which somebody has put something meanwhile."""
+    (tmp_path / "old").mkdir()
+
+    def fail(beside: str = "") -> None:
+        with whole_folder(tmp_path / "old" / "a" / "b" / "c") as partial:
+            (partial / "x").write_text("x")
+            if beside:
+                (tmp_path / "old" / "a" / beside).write_text("x")
+            raise ValueError("no")
+
+    for beside, left in (("", []), ("note", ["a", "a/note"])):
+        with pytest.raises(ValueError, match="no"):
+            fail(beside)
+        assert sorted(path.relative_to(tmp_path / "old").as_posix() for path in tmp_path.glob("old/**/*")) == left
+    with whole_folder(tmp_path / "new" / "newer") as partial:
+        (partial / "x").write_text("x")
+    assert (tmp_path / "new" / "newer" / "x").exists()
+
+
 @pytest.mark.parametrize("there", ["folder", "file"])
 def test_what_cannot_be_written_is_called_as_users_call_it(tmp_path: Path, there: str) -> None:
     path = tmp_path / ("x" * 250 if there == "file" else "folder")  # a name that is too long with more letters

@@ -61,9 +61,22 @@ def whole(path: Path, then: str = "give the command again") -> Iterator[Path]:
     finally:
         with suppress(OSError):  # what failed is told already
             partial.unlink()
-        with suppress(OSError):  # others may have put something there
-            for folder in () if path.exists() else new:
-                folder.rmdir()
+        _remove_new(new, path)
+
+
+def _remove_new(folders: Sequence[Path], made_for: Path) -> None:
+    """Folders that were made for a path, the deepest first, unless it is there now."""
+    with suppress(OSError):  # others may have put something there
+        for folder in () if made_for.exists() else folders:
+            folder.rmdir()
+
+
+def require_new_folder(path: Path) -> None:
+    """Raises OptionError where `whole_folder` would, for those who have long to work before they write."""
+    free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    require(free, f"{path} is not empty: name a new folder")
+    used = path.exists() and (path.samefile(os.curdir) or path.is_mount())
+    require(not used, f"{path} is the current folder, or a disk's: name a new one")
 
 
 @contextmanager
@@ -74,11 +87,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
         OptionError: there is something in `path`, or no folder can take its place.
         DiskFull: there was no room.
     """
-    free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
-    require(free, f"{path} is not empty: name a new folder")
-    used = path.exists() and (path.samefile(os.curdir) or path.is_mount())
-    require(not used, f"{path} is the current folder, or a disk's: name a new one")
+    require_new_folder(path)
     home = path.resolve()  # a link stays, and its folder is filled
+    new = [folder for folder in home.parents if not folder.exists()]  # the deepest first
     partial = home.with_name(f".{home.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     try:
@@ -93,6 +104,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        _remove_new(new, home)
 
 
 def read_json(text: str) -> Any:

@@ -142,6 +142,17 @@ class TestWriting:
             write_dflash(head, target, tmp_path / "head", "vllm")
         assert not (tmp_path / "head").exists()
 
+    def test_windows_of_several_sizes(self, target: Target, tmp_path: Path) -> None:
+        head = noisy(small_llama())
+        head.config = replace(head.config, windows=[4, 9])
+        for layout in ("vllm", "original"):
+            with told(OptionError, r"one size for the windows of all layers; this head's are \[4, 9\]"):
+                write_dflash(head, target, tmp_path / "head", layout)
+        assert not (tmp_path / "head").exists()
+        head.config = replace(head.config, windows=[0, 9])
+        write_dflash(head, target, tmp_path / "head", "vllm")
+        assert read_dflash(tmp_path / "head", target).config.windows == [0, 9]
+
     def test_biases(self, target: Target, tmp_path: Path) -> None:
         head = with_changes(noisy(small_llama()), target.model, bias=True)
         write_dflash(head, target, tmp_path / "head", "vllm")

@@ -180,7 +180,22 @@ class TestReading:
         with told(CheckpointMismatch, "lm_head.weight differs"):
             read_eagle(folder_of(tmp_path / "other", other), target)
 
-    @pytest.mark.parametrize("wrong", [{"hidden_act": "nothing"}, {"rope_scaling": {"rope_type": "wavy"}}])
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"hidden_act": "nothing"},
+            {"rope_scaling": {"rope_type": "wavy"}},
+            {"model_type": []},
+            {"model_type": {}},
+            {"dtype": []},
+            {"dtype": "x"},
+            {"intermediate_size": "x"},  # of which transformers says several lines
+            {"head_dim": [1]},
+            {"rope_parameters": 3.5},
+            {"max_position_embeddings": None},
+        ],
+        ids=str,
+    )
     def test_layers_that_cannot_be_made(self, wrong: dict[str, Any], target: Target, tmp_path: Path) -> None:
         with told(CheckpointError, "does not make layers"):
             read_eagle(folder_of(tmp_path / "head", public(1), **wrong), target)

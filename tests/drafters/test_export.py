@@ -16,10 +16,10 @@ from helpers import hf_greedy, one_thread, perturbed, small_neox  # noqa: F401
 from paceline.cli import main
 from paceline.drafters.early_exit.export import export_draft_model
 from paceline.drafters.early_exit.head import ExitHead
-from paceline.errors import CheckpointMismatch, DiskFull, OptionError
+from paceline.errors import CheckpointMismatch, DiskFull, OptionError, UnsupportedModel
 from paceline.targets import as_target, load_target
 from tiny import byte_tokenizer, small_llama
-from tiny_families import tiny
+from tiny_families import VARIANTS, tiny
 from told import told
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12], [100, 3, 200, 4, 50, 0, 1, 2]])
@@ -128,6 +128,69 @@ def test_command(tiny_model_dir: Path, tmp_path: Path, cache_dir: Path, capsys: 
     capsys.readouterr()
     assert main([*command, "--dtype", "bfloat16"]) == 1
     assert "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["draft-model", "medusa", "eagle", "dflash"])
+def test_a_folder_that_is_not_empty_is_told_before_anything_is_loaded(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    assert main(["export", method, "--model", str(tmp_path / "nothing"), "--out", str(tmp_path)]) == 1
+    assert "is not empty: name a new folder" in capsys.readouterr().err
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_logits_in_every_family(variant: str, tmp_path: Path) -> None:
+    draft_of(variant, tmp_path)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "dense", "step", "start"),
+    [
+        ("qwen2_moe", [1], 1, 1),  # the head's layer has experts, layer 1 has not
+        ("qwen2_moe", [1], 1, 2),
+        ("qwen2_moe", [0, 2], 1, 1),
+        ("qwen3_moe", [], 2, 1),
+        ("qwen3_moe", [], 2, 2),
+        ("qwen3_moe", [], 3, 2),
+    ],
+)
+def test_layers_without_experts(family: str, dense: list[int], step: int, start: int, tmp_path: Path) -> None:
+    """A head's layers are of the kinds that the first layers are of, wherever they come in the draft model."""
+    fields = {"mlp_only_layers": dense, "decoder_sparse_step": step}
+    model, draft = draft_of(family, tmp_path, start, **fields)
+    kinds = [hasattr(layer.mlp, "experts") for layer in draft.model.layers]
+    target_kinds = [hasattr(layer.mlp, "experts") for layer in model.model.layers]
+    assert kinds == [*target_kinds[:start], target_kinds[0]]
+    assert len({*target_kinds}) == 2
+
+
+def draft_of(variant: str, folder: Path, start: int = 1, **fields: object) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A tiny target, and its draft model, which says what the head says."""
+    model = tiny(variant, **fields)
+    with torch.enable_grad():
+        head = perturbed(ExitHead.from_target(model, start, copied=0), noise=0.02)
+    export_draft_model(model, None, head, folder / "draft")
+    attention = model.config._attn_implementation
+    draft = AutoModelForCausalLM.from_pretrained(folder / "draft", attn_implementation=attention)
+    ids = IDS % model.config.vocab_size
+    entering = model(ids, output_hidden_states=True).hidden_states[start]
+    capped = getattr(model.config, "final_logit_softcapping", None)
+    wanted = head(entering)
+    wanted = wanted if capped is None else (wanted / capped).tanh() * capped
+    torch.testing.assert_close(draft(ids).logits, wanted, rtol=0, atol=1e-3)
+    return model, draft
+
+
+def test_layers_that_no_configuration_describes(tmp_path: Path) -> None:
+    model = tiny("llama")
+    head = ExitHead.from_target(model, 1)
+    head.decoder.layers[0].mlp.gate_proj = torch.nn.Linear(60, 7, bias=False)
+    with told(UnsupportedModel, "a LlamaForCausalLM cannot have this head's layers after its own: .*mlp.gate_proj"):
+        export_draft_model(model, None, head, tmp_path / "draft")
+    assert [*tmp_path.iterdir()] == []
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import (
     DynamicCache,
+    EpsilonLogitsWarper,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -80,6 +82,14 @@ class NoMultiples(LogitsProcessor):
         return scores.masked_fill(banned, -torch.inf)
 
 
+class NoMultiplesOfLength(EpsilonLogitsWarper):
+    """Made from one that looks at scores alone."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        banned = torch.arange(scores.shape[1]) % (2 + input_ids.shape[1] % 3) == 0
+        return super().__call__(input_ids, scores.masked_fill(banned, -torch.inf))
+
+
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["single", "padded"])
 @pytest.mark.parametrize(
     "asked",
@@ -145,6 +155,22 @@ def test_stop_strings(tiny_llama: LlamaForCausalLM, fast: Any, prompts: list[str
     assert want.shape[1] < plain.shape[1] + inputs["input_ids"].shape[1] or (want[:, -1] == 0).any()
     with pytest.raises(OptionError, match="tokenizer"):
         tiny_llama.generate(**inputs, stop_strings=stop, custom_generate=paceline.custom_generate())
+
+
+def test_your_own_length_below_the_prompts(tiny_llama: LlamaForCausalLM, fast: Any) -> None:
+    """generate asks criteria after each token, so there is always one."""
+    for inputs in (batch(PROMPTS[:1]), batch(PROMPTS)):
+        prompt = inputs["input_ids"].shape[1]
+        for length in (1, prompt - 1, prompt, prompt + 1, prompt + 2):
+            criteria = StoppingCriteriaList([MaxLengthCriteria(length)])
+            got = same(tiny_llama, fast, inputs, stopping_criteria=criteria)
+            assert got.shape[1] == max(length, prompt + 1)
+
+
+def test_a_warper_of_yours_sees_the_history(tiny_llama: LlamaForCausalLM, fast: Any) -> None:
+    """Though the one that it is made from looks at scores alone."""
+    inputs = {name: tensor[:3] for name, tensor in batch(PROMPTS).items()}  # each is padded
+    same(tiny_llama, fast, inputs, logits_processor=LogitsProcessorList([NoMultiplesOfLength(1e-9)]))
 
 
 def test_sampling_follows_the_global_seed(tiny_llama: LlamaForCausalLM, fast: Any) -> None:
@@ -358,6 +384,31 @@ def test_hub_repo(tiny_llama: LlamaForCausalLM, tmp_path: Path, monkeypatch: pyt
         tiny_llama.generate(**inputs, **asked, assistant_model=tiny_llama)
 
 
+@pytest.mark.parametrize("where", ["keyword", "config", "model"])
+def test_stop_strings_of_a_configuration_in_the_hub_repo(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers keeps these to itself and drops the tokenizer that they need."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    model, inputs, tokenizer = small_llama(), batch(PROMPTS), byte_tokenizer()
+    width = inputs["input_ids"].shape[1]
+    plain = model.generate(**inputs, max_new_tokens=24, pad_token_id=0)
+    ends = [tokenizer.decode(row[width + 5 + at]) for at, row in enumerate(plain)]
+    asked: dict[str, Any] = {"max_new_tokens": 24, "pad_token_id": 0, "tokenizer": tokenizer}
+    if where == "model":
+        model.generation_config.stop_strings = ends
+    elif where == "config":
+        asked["generation_config"] = GenerationConfig(stop_strings=ends)
+        model.generation_config.stop_strings = ["nothing like this"]
+    else:
+        asked["stop_strings"] = ends
+        model.generation_config.stop_strings = ["nothing like this"]
+    want = model.generate(**inputs, **asked)
+    got = model.generate(**inputs, **asked, custom_generate=str(HUB_REPO), trust_remote_code=True)
+    assert got.tolist() == want.tolist() != plain.tolist()
+    assert model.generation_config.stop_strings  # as it was
+
+
 def test_model_repo_that_ships_the_folder(
     tiny_llama: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +431,45 @@ def test_a_model_that_changes_its_type() -> None:
     for kind in (torch.float64, torch.float32):
         model.to(kind)
         same(model, fast, batch(PROMPTS[:1]))
+
+
+def replaced_layer(model: LlamaForCausalLM) -> None:
+    model.model.layers[1] = small_llama(seed=3).model.layers[1]
+
+
+def cut_layers(model: LlamaForCausalLM) -> None:
+    model.model.layers = model.model.layers[:2]
+    model.config.num_hidden_layers = 2
+
+
+CHANGES: dict[str, Callable[[LlamaForCausalLM], object]] = {
+    "output": lambda model: setattr(model, "lm_head", small_llama(seed=3, tie_word_embeddings=False).lm_head),
+    "decoder": lambda model: setattr(model, "model", small_llama(seed=3).model),
+    "embeddings": lambda model: model.set_input_embeddings(small_llama(seed=3).get_input_embeddings()),
+    "norm": lambda model: setattr(model.model, "norm", torch.nn.LayerNorm(32).double()),
+    "layer": replaced_layer,
+    "fewer-layers": cut_layers,
+    "more-tokens": lambda model: model.resize_token_embeddings(300, mean_resizing=False),
+    "fewer-tokens": lambda model: model.resize_token_embeddings(100, mean_resizing=False),
+    "attention": lambda model: model.set_attn_implementation("eager"),
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_whose_parts_are_replaced(change: str, tied: bool) -> None:
+    """Between two calls: it is looked at anew."""
+    model, fast = small_llama(tie_word_embeddings=tied), paceline.custom_generate(METHODS[0])
+    inputs = batch(["abcabcabcab"])
+    before = same(model, fast, inputs)
+    was = fast._llm
+    CHANGES[change](model)
+    after = same(model, fast, inputs)
+    assert fast._llm is not was
+    assert change == "attention" or after.tolist() != before.tolist()
+    now = fast._llm
+    same(model, fast, inputs)
+    assert fast._llm is now
 
 
 def test_model_without_blocks() -> None:

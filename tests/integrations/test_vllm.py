@@ -433,6 +433,46 @@ def test_a_policy_that_throws_harms_no_other(caplog: pytest.LogCaptureFixture) -
     assert "predictor cannot be set from a request" in caplog.text
 
 
+def test_drafts_of_a_request_have_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+    """Some policies work out a value for each length up to theirs, which would hold up all requests. Before that they
+    are turned down, and the request is drafted for as others are.
+    """
+    rounds = rounds_of()
+    runner = Runner(rounds)
+    rounds.rows = NamedRows(runner)
+    bad = runner.add(Request("bad", PHRASE * 2, PHRASE, extra={"paceline_policy": "pace:k-max=300000"}))
+    good = runner.add(Request("good", PHRASE * 2, PHRASE, extra={"paceline_policy": "pace:k-max=32"}))
+    runner.step()
+    found = {row.policy.limit for row in rounds.rows._rows.values()}
+    assert found == {8, 32}  # the engine's own, and what the second asks for
+    assert (len(bad.draft), len(good.draft)) == (4, 4)
+    assert "drafts up to 300000 tokens a step; here 32 at most" in caplog.text
+
+
+@pytest.mark.parametrize("own", [{"most": 40}, {"method": "suffix:budget=8+fixed:k=40"}])
+def test_the_engines_own_limit_is_everybodys(own: dict[str, Any]) -> None:
+    rounds = rounds_of(**own)
+    assert rounds._policy("fixed:k=40", remote=True).limit == 40
+    with pytest.raises(OptionError, match="here 40 at most"):
+        rounds._policy("fixed:k=41", remote=True)
+
+
+def test_clients_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor hide what else goes wrong."""
+    rounds = rounds_of()
+    runner = Runner(rounds)
+    rounds.rows = NamedRows(runner)
+    for number in range(50):
+        name = f"bogus-{number}-" + "x" * 1000
+        runner.add(Request(name, PHRASE * 2, PHRASE, extra={"paceline_policy": name}))
+    runner.step()
+    assert 0 < len(caplog.records) < 10
+    assert max(len(record.getMessage()) for record in caplog.records) < 500
+    assert sum(map(len, rounds._logged.values())) == len(caplog.records)
+    rounds.log_once("a step goes on without drafts", OptionError("another fault"))
+    assert caplog.records[-1].getMessage().endswith("another fault")
+
+
 def test_a_gap_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps in which nobody was asked for drafts, as near the end of somebody's context."""
     rounds = rounds_of()
@@ -470,6 +510,10 @@ def test_shared_memories_are_refused() -> None:
         ({"paceline": {"worth": True}}, "worth must be a number from 0 to 1, not 'True'"),
         ({"paceline": {"mode": "square"}}, "ragged, pad, all-or-nothing"),
         ({"paceline": "trigram"}, "object"),
+        ({"paceline": {"method": 5}}, "method must be a drafter's name, not 5"),
+        ({"paceline": {"method": None}}, "method must be a drafter's name, not None"),
+        (["paceline"], "additional_config must be an object"),
+        ("paceline", "additional_config must be an object"),
     ],
 )
 def test_options_refused(additional: Any, message: str) -> None:
@@ -487,6 +531,12 @@ def test_methods_refused(method: str) -> None:
     owner = SimpleNamespace(**vars(OWNER), config=SimpleNamespace(vocab_size=64))
     with pytest.raises(PacelineError):
         Rounds(source_of(method, owner), VLLMSettings(method, "ragged", 4, 128))
+
+
+@pytest.mark.parametrize("method", ["auto:head=/x", "recycling", "merge:drafters=suffix|lookahead"])
+def test_methods_that_look_for_more_than_there_is(method: str) -> None:
+    with pytest.raises(OptionError, match="cannot draft inside vLLM: it needs more than token ids"):
+        source_of(method, OWNER)
 
 
 def test_auto_is_its_sources_without_heads() -> None:

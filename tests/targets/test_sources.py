@@ -22,7 +22,7 @@ import torch
 from paceline.errors import DiskFull, DownloadError, IntegrityError, ModelError, UnknownModel, UnsupportedModel
 from paceline.targets import download, sources, store
 from paceline.targets.gguf import convert
-from paceline.targets.sources import NAMED, NamedModel, load_model, resolve
+from paceline.targets.sources import NAMED, NamedModel, load_as_stored, load_model, resolve
 from tiny_gguf import HEADS, HIDDEN, load_in_child, write_gguf
 from told import told
 
@@ -368,6 +368,28 @@ def test_gguf_that_cannot_be_used(tiny, tmp_path, cache):
     with told(UnsupportedModel, "rwkv7"):
         resolve(str(bad), progress=False)
     assert entries(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ('{"model_type": "zorp"}', "cannot load the config of .*zorp"),
+        ("[1]", "cannot load the config of"),
+        ("{", "cannot load the config of"),
+        ('{"model_type": "bert", "architectures": ["BertModel"]}', "is not a causal language model, but BertModel"),
+    ],
+)
+def test_as_stored_tells_configurations_of_no_model(config: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    with told(ModelError, says):
+        load_as_stored(str(tmp_path))
+
+
+def test_as_stored_keeps_the_checkpoints_type(tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+    load_model(folder, dtype="bfloat16", progress=False)[0].save_pretrained(folder)
+    assert load_as_stored(str(folder))[0].dtype == torch.bfloat16
 
 
 @pytest.mark.model

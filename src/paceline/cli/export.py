@@ -11,7 +11,7 @@ from typer import Option
 
 from paceline.cli.console import print_json
 from paceline.cli.options import given_path, new_file
-from paceline.files import at_home
+from paceline.files import at_home, require_new_folder
 
 if TYPE_CHECKING:
     from paceline.targets import Target
@@ -58,6 +58,7 @@ def draft_model(
     from paceline.targets import as_target
     from paceline.targets.sources import load_model
 
+    require_new_folder(out)  # before what takes long
     loaded, tokenizer = load_model(model, dtype=dtype)
     folder = ExitHead.find(as_target(loaded)) if head == "auto" else at_home(head)
     made = ExitHead.load(folder)
@@ -84,6 +85,7 @@ def medusa(
     from paceline.drafters.medusa.formats import read_medusa, write_medusa
     from paceline.drafters.medusa.head import MedusaHead
 
+    require_new_folder(out)
     target = _target(model)
     made, folder = MedusaHead.take(head, target, read_medusa, layers=k)
     assert folder is not None
@@ -107,6 +109,7 @@ def eagle(
     from paceline.drafters.eagle.fused_head import Eagle3Head
     from paceline.drafters.eagle.kinds import take_eagle
 
+    require_new_folder(out)
     target = _target(model)
     made, folder = take_eagle(head, target, layers=k)
     assert folder is not None
@@ -130,6 +133,7 @@ def dflash(
     from paceline.drafters.dflash.formats import read_dflash, write_dflash
     from paceline.drafters.dflash.head import DFlashHead
 
+    require_new_folder(out)
     target = _target(model)
     made, folder = DFlashHead.take(head, target, read_dflash)
     assert folder is not None

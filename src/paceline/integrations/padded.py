@@ -36,7 +36,7 @@ class BatchRow:
         return LogitsProcessorList([self._processor(processor) for processor in processors])
 
     def _processor(self, processor: Any) -> Any:
-        if isinstance(processor, HISTORY_FREE + REFUSED):
+        if type(processor) in HISTORY_FREE or isinstance(processor, REFUSED):  # a user's subclass may look at histories
             return processor
         own = self._own(processor)
         return partial(self._on_padded, own) if len(self.padding) else own
@@ -69,14 +69,19 @@ class Stopping:
     As in transformers, a row that has stopped is padded while others go on if there is an end-of-sequence criterion;
     without one all rows go on together until each has met its criteria.
 
+    Args:
+        batch: rows.
+        prompt: tokens of each, padding included.
+
     Attributes:
         max_length: of prompt (padding included) and output.
         eos: end-of-sequence ids.
         pads: whether rows stop on their own.
     """
 
-    def __init__(self, criteria: StoppingCriteriaList, batch: int) -> None:
-        self.max_length = min(c.max_length for c in criteria if type(c) is MaxLengthCriteria)
+    def __init__(self, criteria: StoppingCriteriaList, batch: int, prompt: int) -> None:
+        longest = min(c.max_length for c in criteria if type(c) is MaxLengthCriteria)
+        self.max_length = max(longest, prompt + 1)  # criteria are asked after a token, so there is always one
         self.eos = {int(token) for c in criteria if type(c) is EosTokenCriteria for token in c.eos_token_id}
         self.pads = any(hasattr(c, "eos_token_id") for c in criteria)
         self.batch = batch

@@ -77,7 +77,7 @@ class CustomGenerate:
         self.tokenizer, self.streamer = tokenizer, streamer
         self.stats: list[Stats] = []
         self._llm: LLM | None = None
-        self._around: object = None  # what there was besides the layers when the model was loaded
+        self._looked_at: object = None  # what of the model there was when it was loaded
 
     # generate takes parameters named here (other than `_sample`'s) from its own keywords before it prepares anything:
     # wanted for stop_strings, which it refuses without a tokenizer; attention_mask and the like must not be named.
@@ -100,7 +100,7 @@ class CustomGenerate:
             _refuse(model, input_ids, generation_config, model_kwargs)
             require(not streamers or len(input_ids) == 1, "a streamer takes one row, not a batch")
             criteria = StoppingCriteriaList([*stopping_criteria, *self._stop_strings(stop_strings)])
-            stopping = Stopping(criteria, len(input_ids))
+            stopping = Stopping(criteria, *input_ids.shape)
             pad = getattr(generation_config, "_pad_token_tensor", None)
             require(
                 len(input_ids) == 1 or not stopping.pads or pad is not None,
@@ -123,12 +123,12 @@ class CustomGenerate:
         return sequences
 
     def _loaded(self, model: PreTrainedModel) -> LLM:
-        around = _around(model)
-        if self._llm is None or self._llm.target.model is not model or self._around != around:
+        seen = _parts(model)
+        if self._llm is None or self._llm.target.model is not model or self._looked_at != seen:
             self._llm = load(
                 model, drafter=self.drafter, policy=self.policy, tokenizer=self.tokenizer, verifier=self.verifier
             )
-            self._around = around
+            self._looked_at = seen
         return self._llm
 
     def _request(
@@ -220,15 +220,19 @@ def _says_nothing(name: str, value: Any) -> bool:
     return value is None or (isinstance(value, Sized) and not isinstance(value, Tensor) and len(value) == 0)
 
 
-def _around(model: PreTrainedModel) -> object:
-    """What a call of the model passes through before its layers, and after: forwards that were replaced, and hooks; its
-    type and device.
+def _parts(model: PreTrainedModel) -> object:
+    """What a target or a drafter may have kept of a model, to see whether one was replaced: all its modules, and what a
+    call of it passes through before its layers, and after: forwards that were replaced, and hooks. Modules are equal
+    only to themselves; some are resized where they are.
     """
-    parts = {id(part): part for part in (model, model.base_model)}
-    return (model.dtype, model.device), [
+    vocab = getattr(model.config.get_text_config(), "vocab_size", None)
+    facts = (model.dtype, model.device, model.config._attn_implementation, vocab)
+    around = [
         (vars(part).get("forward"), type(part), [*part._forward_hooks], [*part._forward_pre_hooks])
-        for part in parts.values()
+        for part in (model, model.base_model)
     ]
+    modules = [*model.named_modules(remove_duplicate=False)]
+    return facts, around, modules, [weight.shape for weight in model.parameters()]
 
 
 def _rows(input_ids: Tensor, mask: Tensor | None) -> Iterator[tuple[BatchRow, list[int]]]:

@@ -47,14 +47,13 @@ def load(
     Args:
         how: further arguments of `from_pretrained`, see `placing.how_to_load`.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
     how = how or {}
     where: dict[str, Any] = {"pretrained_model_name_or_path": location, "revision": revision}
     where["trust_remote_code"] = trust_remote_code
     with quiet(bars=bars):
-        with _one_line(name, "config"):
-            config = AutoConfig.from_pretrained(**where)
+        config = read_model_config(name, **where)
         require_causal(config, name, trust_remote_code)
         check_readable(config, name)
         folder = Path(location)
@@ -67,6 +66,15 @@ def load(
     if "device_map" not in how and getattr(model, "hf_quantizer", None) is None:  # else they are where they should be
         torch.nn.Module.to(model, device)  # transformers' own `to` hides its signature from type checkers
     return model.eval(), tokenizer
+
+
+def read_model_config(name: str, **where: Any) -> PretrainedConfig:
+    """`AutoConfig.from_pretrained(**where)`. Raises ModelError where there is none that transformers takes."""
+    from transformers import AutoConfig
+
+    with _one_line(name, "config"):
+        config: PretrainedConfig = AutoConfig.from_pretrained(**where)
+    return config
 
 
 def placement(dtype: torch.dtype | str | None, device: torch.device | str) -> tuple[torch.dtype | str, torch.device]:

@@ -19,7 +19,7 @@ from paceline.files import at_home
 from paceline.targets import download, hub, store
 from paceline.targets.adapters import load_adapter
 from paceline.targets.gguf import STEPS, STORED, convert
-from paceline.targets.loading import load, placement
+from paceline.targets.loading import load, placement, quiet, read_model_config
 from paceline.targets.placing import how_to_load
 from paceline.targets.progress import Stage, bars
 
@@ -261,9 +261,11 @@ def _converted(
 
 
 def load_as_stored(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model on the CPU in its checkpoint's own dtype: weights that nobody touches are then not even read."""
-    from transformers import AutoConfig
-
+    """The model on the CPU in its checkpoint's own dtype: weights that nobody touches are then not even read. Raises
+    what `load_model` does.
+    """
     source = resolve(name)
-    config = AutoConfig.from_pretrained(source.location, revision=source.revision)
+    where = {"pretrained_model_name_or_path": source.location, "revision": source.revision}
+    with quiet():
+        config = read_model_config(source.name, **where)
     return load_model(name, dtype=config.dtype or torch.float32)

@@ -182,6 +182,8 @@ def write_dflash(head: DFlashHead, target: Target, out: Path, layout: Layout, dt
     require(not made.from_known, "no program reads a DFlash head of which the known token's place tells one, too")
     alike = len(set(made.causal)) <= 1
     require(alike, "no layout is read alike everywhere where some of a head's layers are causal, and others not")
+    sizes = sorted({window for window in made.windows if window})
+    require(len(sizes) <= 1, f"public layouts have one size for the windows of all layers; this head's are {sizes}")
     tensors = {name: tensor for name, tensor in head.state_dict().items() if name not in ("tokens", "matrix")}
     outputs = target.vocab_size
     if not original:

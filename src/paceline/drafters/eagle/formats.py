@@ -68,7 +68,8 @@ def read_eagle(folder: Path, target: Target) -> EagleHead:
     try:
         head = EagleHead(made, probe_features(target))
     except Exception as error:  # of transformers' modules, which look at values when they are made
-        raise CheckpointError(f"the configuration in {folder} does not make layers: {error!r}") from error
+        why = " ".join(repr(error).split())
+        raise CheckpointError(f"the configuration in {folder} does not make layers: {why}") from error
     own = {name: tensor for name, tensor in tensors.items() if name not in (EMBEDDING, OUTPUT)}
     ours = head.state_dict()
     require_shapes(own, {name.removeprefix(OURS): tensor.shape for name, tensor in ours.items()}, str(folder))
@@ -90,14 +91,17 @@ def public_layers(config: dict[str, Any], layers: int, target: Target, title: st
     from transformers import AutoConfig  # which takes seconds: most heads are in our own layout
 
     kind, fields = config.get("model_type", "llama"), {key: config[key] for key in config.keys() - {"model_type"}}
+    if not isinstance(kind, str):
+        raise CheckpointError(f"the configuration of the {title} does not make layers: it is of the type {kind}")
     if FAMILIES.get(kind) is not LLAMA:
         raise UnsupportedModel(f"the {title} has layers of {kind}, which are not known here")
     try:
         made = AutoConfig.for_model(kind, **fields)
+        made.max_position_embeddings = max(made.max_position_embeddings, target.config.max_position_embeddings)
+        return layers_config(made, layers)
     except Exception as error:  # transformers checks values in ways of its own
-        raise CheckpointError(f"the configuration of the {title} does not make layers: {error}") from error
-    made.max_position_embeddings = max(made.max_position_embeddings, target.config.max_position_embeddings)
-    return layers_config(made, layers)
+        why = " ".join(str(error).split())
+        raise CheckpointError(f"the configuration of the {title} does not make layers: {why}") from error
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.drafters.early_exit.head import ExitHead
+from paceline.errors import UnsupportedModel, first_line
 from paceline.files import whole_folder
-from paceline.targets.families import FAMILIES, OF_LAYERS
+from paceline.targets.families import FAMILIES, OF_LAYERS, Experts, Family
 from paceline.targets.loading import quiet
 from paceline.targets.span import Span
 from paceline.targets.target import Target, as_target
@@ -24,6 +25,7 @@ from paceline.targets.target import Target, as_target
 FAR = 40.0  # below the mean logit lie the logits of tokens that the head does not know
 LEAST = 0.25  # of a constant that should be 1: below it is none
 RIDGE = 1e-3
+LONG = 200  # letters of what torch says
 
 
 def export_draft_model(
@@ -47,7 +49,12 @@ def export_draft_model(
 
 
 def draft_model(model: PreTrainedModel, head: ExitHead) -> PreTrainedModel:
-    """The draft model, sharing the weights of both; only good for saving."""
+    """The draft model, sharing the weights of both; only good for saving.
+
+    Raises:
+        CheckpointMismatch: the head was made for another model.
+        UnsupportedModel: no configuration of this family describes the target's layers and the head's.
+    """
     target = as_target(model)
     head.check(target)
     start, layers = head.config.start, head.config.start + head.config.exit_layers
@@ -56,9 +63,11 @@ def draft_model(model: PreTrainedModel, head: ExitHead) -> PreTrainedModel:
     for name in OF_LAYERS:  # the head's layers are of the kinds that it has them of
         if of_layers := getattr(config, name, None):
             setattr(config, name, [*of_layers[:start], *getattr(head.lm.config, name)[: head.config.exit_layers]])
+    family = FAMILIES[config.model_type]
+    if family.experts and hasattr(config, "mlp_only_layers"):  # which layers have experts goes by their numbers
+        config.mlp_only_layers, config.decoder_sparse_step = _dense_layers(family, family.experts, model, head), 1
     with torch.device("meta"):
         draft = type(model)(config)
-    family = FAMILIES[config.model_type]
     own, exits = f"{family.decoder}.layers.", head.lm.state_dict()
     inputs, outputs = (
         next(name for name, part in model.named_modules() if part is embeddings)
@@ -72,10 +81,24 @@ def draft_model(model: PreTrainedModel, head: ExitHead) -> PreTrainedModel:
             state[f"{own}{start + int(layer)}.{rest}"] = weight
         elif name.startswith(f"{family.decoder}."):  # the norm
             state[name] = weight
-    state[f"{outputs}.weight"] = output_matrix(head, target) / family.logits_factor(config)
-    draft.load_state_dict(state, assign=True)
+    state[f"{outputs}.weight"] = matrix = output_matrix(head, target) / family.logits_factor(config)
+    if f"{outputs}.bias" in draft.state_dict():  # Phi's, which heads do without
+        state[f"{outputs}.bias"] = matrix.new_zeros(len(matrix))
+    try:
+        draft.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise UnsupportedModel(
+            f"a {type(model).__name__} cannot have this head's layers after its own: {first_line(error)[:LONG]}"
+        ) from error
     draft.generation_config = model.generation_config
     return draft
+
+
+def _dense_layers(family: Family, experts: Experts, model: Any, head: ExitHead) -> list[int]:
+    """Numbers of the draft model's layers that have no experts."""
+    layers = [*getattr(model, family.decoder).layers[: head.config.start], *head.decoder.layers]
+    mlps = [getattr(layer, family.mlp) for layer in layers]
+    return [number for number, mlp in enumerate(mlps) if not hasattr(mlp, experts.experts)]
 
 
 @torch.no_grad()

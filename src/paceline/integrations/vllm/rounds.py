@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,10 @@ from jaxtyping import Float, Integer
 
 from paceline.drafting.budget import Calibration
 from paceline.drafting.tree_drafter import reach
-from paceline.errors import PacelineError, first_line
+from paceline.errors import PacelineError, first_line, require
 from paceline.integrations.vllm.lengths import Lengths, learn, path_probabilities
 from paceline.integrations.vllm.rows import ContentRows, NamedRows, VLLMRow, new_row
-from paceline.integrations.vllm.settings import PAD, ProposalSource, VLLMSettings, new_policy
+from paceline.integrations.vllm.settings import MOST_DRAFTED, PAD, ProposalSource, VLLMSettings, new_policy
 from paceline.policies.base import Setting, StoppingPolicy
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 OPTION = "paceline_policy"  # of a request, in `vllm_xargs`
 OFF = "fixed:k=0"
+SAID, LONG = 8, 300  # errors of one kind that are logged, and letters of each: clients choose some of the words
 WIDER = 4  # nodes of a tree, of which a path is taken, as a multiple of the most tokens of a path
 
 log = logging.getLogger("paceline")
@@ -51,8 +53,10 @@ class Rounds:
         self._calibration = Calibration()
         self._before: dict[type, StoppingPolicy] = {}  # see `Setting.before`
         self._step, self._ended, self._count = 0, 0.0, 1
-        self._logged: set[str] = set()
-        self._policy(source.policy)  # an unknown one is an error now
+        self._logged: defaultdict[tuple[str, type], set[str]] = defaultdict(set)  # lines, by kind
+        self._most_drafted = max(MOST_DRAFTED, settings.most)  # for requests that choose
+        usual = self._policy(source.policy)  # an unknown one is an error now
+        self._most_drafted = max(self._most_drafted, usual.limit)
 
     def propose(
         self, sampled: Sequence[list[int]], lengths: Integer[np.ndarray, " rows"], tokens: np.ndarray
@@ -82,11 +86,11 @@ class Rounds:
         return answer
 
     def log_once(self, what: str, error: BaseException) -> None:
-        """Say what went wrong, the first time that it does."""
-        text = f"{what}: {first_line(error)}"
-        if text not in self._logged:
-            self._logged.add(text)
-            log.warning("vLLM: %s", text, exc_info=None if isinstance(error, PacelineError) else error)
+        """Say what went wrong, the first time that it does; of one kind no more than a few."""
+        said, line = self._logged[what, type(error)], first_line(error)[:LONG]
+        if line not in said and len(said) < SAID:
+            said.add(line)
+            log.warning("vLLM: %s: %s", what, line, exc_info=None if isinstance(error, PacelineError) else error)
 
     # -- requests --------------------------------------------------------------------------------------------------
     def _begin(self, ids: list[int], extra: dict[str, Any]) -> VLLMRow:
@@ -106,6 +110,10 @@ class Rounds:
     def _policy(self, text: str, remote: bool = False) -> StoppingPolicy:
         """For one request; `remote`: as that asks for it."""
         policy = new_policy(text, remote)
+        require(  # some work out as many lengths as that, step by step
+            not remote or policy.limit <= self._most_drafted,
+            f"it drafts up to {policy.limit} tokens a step; here {self._most_drafted} at most",
+        )
         if policy.reads_costs and not self.settings.timed:
             raise PacelineError(f"policy '{text}' reads measured costs, on which ranks of external_launcher differ")
 

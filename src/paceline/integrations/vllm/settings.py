@@ -20,6 +20,7 @@ METHOD = "auto"
 RAGGED, PAD, ALL_OR_NOTHING = MODES = ("ragged", "pad", "all-or-nothing")
 WORTH = 0.5  # see docs/vllm-drafters.md
 OPTIONS: dict[str, Any] = {"method": METHOD, "mode": RAGGED, "worth": WORTH}  # and what they are where not given
+MOST_DRAFTED = 32  # tokens a step that a request's own policy may draft, as in `paceline serve`; more where all do
 VERSIONS = ("0.32", "0.33")  # of vLLM, whose interface for proposers may change
 
 
@@ -48,7 +49,9 @@ class VLLMSettings:
     @classmethod
     def of(cls, config: Any) -> VLLMSettings:
         """From a `VllmConfig`. Raises OptionError for what is unknown."""
-        given = (config.additional_config or {}).get("paceline", {})
+        additional = config.additional_config or {}
+        require(isinstance(additional, dict), "additional_config must be an object, with an object 'paceline' in it")
+        given = additional.get("paceline", {})
         require(isinstance(given, dict), "additional_config: paceline must be an object of options")
         unknown = sorted(given.keys() - set(OPTIONS))
         require(
@@ -56,6 +59,7 @@ class VLLMSettings:
             f"additional_config: paceline has no option '{', '.join(unknown)}'; there are {', '.join(OPTIONS)}",
         )
         method, mode, worth = (given.get(name, usual) for name, usual in OPTIONS.items())
+        require(isinstance(method, str), f"additional_config: method must be a drafter's name, not {method!r}")
         require(mode in MODES, f"additional_config: mode must be one of {', '.join(MODES)}, not '{mode}'")
         number = isinstance(worth, int | float) and not isinstance(worth, bool)
         require(number and 0 <= worth <= 1, f"additional_config: worth must be a number from 0 to 1, not '{worth}'")
@@ -90,7 +94,11 @@ def source_of(method: str, owner: Any) -> ProposalSource:
         OptionError: the method is unknown, or its drafter needs more than token ids.
     """
     drafter, policy = split_method(method, POLICIES.__contains__)
-    made = DRAFTERS.parse(drafter).build(owner)
+    spec = DRAFTERS.parse(drafter)
+    try:
+        made = spec.build(owner)
+    except AttributeError as error:  # it looks for a part of a target that `owner` has not
+        raise _needs_more(drafter) from error
     lookup = lookup_of(made, drafter)
     lookup.to_chains()
     return ProposalSource(made, lookup, made.auto, policy or made.default_policy)
@@ -104,7 +112,11 @@ def lookup_of(drafter: Drafter, name: str) -> DraftSource:
         return drafter.lookup
     if drafter.parts:
         return MergedLookup([lookup_of(part, name) for part in drafter.parts])
-    raise OptionError(
+    raise _needs_more(name)
+
+
+def _needs_more(name: str) -> OptionError:
+    return OptionError(
         f"'{name}' cannot draft inside vLLM: it needs more than token ids; "
         f"there are trigram, suffix, prompt-lookup, rest, and merge and auto of these"
     )
