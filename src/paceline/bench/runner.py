@@ -100,9 +100,10 @@ class _Bench:
             show(description="measuring the noise")
             self._measure_noise()
             for temperature in temperatures:
-                if temperature != temperatures[0]:  # drafters remember, and have heard these prompts' answers
+                if temperature != temperatures[0]:
                     show(description="warming up")
-                    methods = self._methods()
+                    methods.clear()  # drafters remember, and have heard these prompts' answers
+                    methods += self._methods()
                     self._warm_up(methods, [temperature])
                 here = [item for item in asked if item.temperature == temperature]
                 measure(methods, here, self.journal, self._call, show)
