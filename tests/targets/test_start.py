@@ -23,6 +23,7 @@ from paceline.targets.identity import model_key, probe_features
 from paceline.targets.native import available, build, kept, start
 from paceline.targets.sources import load_model
 from paceline.targets.target import Target
+from tiny import small_llama
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs a C++ compiler with OpenMP")
 
@@ -128,6 +129,30 @@ def test_changes_of_what_it_was_made_from_are_seen(folder: str, monkeypatch: pyt
     assert load(folder)[1] is True
     monkeypatch.setattr(start, "_sources", lambda: "of another version")
     assert load(folder)[1] is False
+
+
+@pytest.mark.parametrize("how", ["link", "copy", "rename"])
+def test_another_model_in_its_place_is_seen(how: str, folder: str, tmp_path: Path) -> None:
+    """Of the same sizes and times."""
+    other, called = Path(shutil.copytree(folder, tmp_path / "other")), tmp_path / "called"
+    small_llama(1).float().save_pretrained(other)
+    for path in (*other.iterdir(), *Path(folder).iterdir()):
+        os.utime(path, ns=(10**18, 10**18))
+    called.symlink_to(folder)
+    first, _ = load(str(called))
+    assert load(str(called))[1] is True
+    name = "model.safetensors"
+    if how == "link":
+        called.unlink()
+        called.symlink_to(other)
+    elif how == "copy":  # over it, with its times
+        shutil.copy2(other / name, Path(folder, name))
+    else:
+        (other / name).replace(Path(folder, name))
+    second, started = load(str(called))
+    assert not started
+    assert not torch.equal(probe_features(first), probe_features(second))
+    assert load(str(called))[1] is True
 
 
 def test_nothing_is_kept_of_files_that_change_while_they_are_read(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@
 // m, the sum s of e^(score - m) and the values weighted by it; chunks are then folded together in list order. So a
 // token's result depends only on what stands in its list. Up to 8 neighbouring tokens x the heads of one key/value head
 // (4 at most) go through a chunk as a group: together over the slots that all of them see, then each over what is left
-// of its own list. Narrow passes spread (heads, chunk, group) over the threads and fold afterwards; wide ones give a
-// thread (heads, group), and fold chunk by chunk. attention.h has the loops inside.
+// of its own list. Narrow passes spread (heads, chunk, group) over the threads and fold afterwards, in a very long
+// context some chunks at a time; wide ones give a thread (heads, group), and fold chunk by chunk. attention.h has the
+// loops inside.
 #include <array>
 #include <utility>
 
@@ -27,6 +28,8 @@ struct Part {  // softmax over a part of the list, not yet divided by `s`
     float m[HEADS], s[HEADS];
     alignas(64) float values[HEADS][MAX_HEAD_DIM];
 };
+
+constexpr size_t MOST_PARTS = (64 << 20) / sizeof(Part);  // of a narrow pass, whose thread never gives them back
 
 // A key/value head's groups of query heads are cut evenly into at most HEADS each.
 inline int groups_per_kv(const Model& model) { return (model.heads / model.kv_heads + HEADS - 1) / HEADS; }
@@ -225,6 +228,12 @@ inline bool narrow(const Model& model, const Pass& pass) {
     return (int64_t)pass.tokens * model.kv_heads <= 32 * pass.threads;
 }
 
+// Of a narrow pass's chunks, so many have parts at a time: what is folded already is one of them.
+inline int chunks_at_once(const Model& model, const Pass& pass, Range all) {
+    const size_t each = (size_t)model.kv_heads * groups_per_kv(model) * pass.tokens;
+    return (int)std::min<size_t>(all.size(), std::max<size_t>(MOST_PARTS / each, 2));
+}
+
 // Tokens of a group: as many as leave every thread some groups, of `each` jobs.
 inline int group_size(const Pass& pass, int each) {
     int size = TOKENS;
@@ -237,7 +246,8 @@ inline int group_size(const Pass& pass, int each) {
 size_t attention_floats(const Model& model, const Pass& pass) {
     if (!narrow(model, pass)) return 0;
     const size_t heads = (size_t)model.kv_heads * groups_per_kv(model);
-    return heads * pass.tokens * chunks(pass, 0, 0, pass.tokens).size() * (sizeof(Part) / sizeof(float));
+    const int deep = chunks_at_once(model, pass, chunks(pass, 0, 0, pass.tokens));
+    return heads * pass.tokens * deep * (sizeof(Part) / sizeof(float));
 }
 
 void attention(Team& team, const Model& model, const Pass& pass, int layer, const float* q, int ldq, float* out,
@@ -247,26 +257,37 @@ void attention(Team& team, const Model& model, const Pass& pass, int layer, cons
     const int window = model.layers[layer].window;
     if (narrow(model, pass)) {
         const Range all_chunks = chunks(pass, window, 0, tokens);
-        const int deep = all_chunks.size(), size = group_size(pass, head_groups * deep);
+        const int deep = chunks_at_once(model, pass, all_chunks), size = group_size(pass, head_groups * deep);
         const int groups = (tokens + size - 1) / size;
         Part* parts = (Part*)workspace;  // by heads, chunk and token
-        const auto part = [&](int heads, int chunk, int t) -> Part& {
-            return parts[((size_t)heads * deep + chunk - all_chunks.first) * tokens + t];
-        };
-        team.each(head_groups * deep * groups, 1, [&](int i, int) {
-            const int heads = i / groups / deep, first = i % groups * size;
-            const int chunk = all_chunks.first + i / groups % deep;
-            all.attend(first, std::min(first + size, tokens), heads_of(model, heads), chunk,
-                       [&](int t) -> Part& { return part(heads, chunk, t); });
-        });
-        team.each(head_groups * tokens, 4, [&](int i, int) {
-            const int heads = i / tokens, t = i % tokens;
-            const Heads some = heads_of(model, heads);
-            const Range own = chunks(pass, window, t);
-            for (int chunk = own.first + 1; chunk < own.last; chunk++)
-                all.fold(part(heads, own.first, t), part(heads, chunk, t), some.count);
-            all.finish(part(heads, own.first, t), some, out + (size_t)t * ldo);
-        });
+        // Chunks from .. last-1 are attended, and folded into what those before have become: chunk `base`, from the
+        // second turn on.
+        for (int base = all_chunks.first, from = base; from < all_chunks.last; base += deep - 1, from = base + 1) {
+            const int last = std::min(base + deep, all_chunks.last), count = last - from;
+            const auto part = [&](int heads, int chunk, int t) -> Part& {
+                return parts[((size_t)heads * deep + chunk - base) * tokens + t];
+            };
+            team.each(head_groups * count * groups, 1, [&](int i, int) {
+                const int heads = i / groups / count, first = i % groups * size;
+                const int chunk = from + i / groups % count;
+                all.attend(first, std::min(first + size, tokens), heads_of(model, heads), chunk,
+                           [&](int t) -> Part& { return part(heads, chunk, t); });
+            });
+            team.each(head_groups * tokens, 4, [&](int i, int) {
+                const int heads = i / tokens, t = i % tokens;
+                const Heads some = heads_of(model, heads);
+                const Range own = chunks(pass, window, t);
+                if (own.last <= from || last <= own.first) return;  // it is finished, or begins later
+                const int begin = std::max(own.first, base);
+                Part& state = part(heads, begin, t);
+                for (int chunk = begin + 1; chunk < std::min(own.last, last); chunk++)
+                    all.fold(state, part(heads, chunk, t), some.count);
+                if (own.last <= last)
+                    all.finish(state, some, out + (size_t)t * ldo);
+                else if (begin > base)
+                    part(heads, base, t) = state;
+            });
+        }
         return;
     }
     const int size = group_size(pass, head_groups), groups = (tokens + size - 1) / size;

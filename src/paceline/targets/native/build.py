@@ -28,6 +28,7 @@ from paceline.targets.native.compiler import (
     compile_library,
     find_compiler,
     instruction_sets,
+    machine_sets,
     needed_sets,
     source_key,
 )
@@ -73,7 +74,10 @@ def _compiled() -> ctypes.CDLL:
         raise NativeUnavailable(
             "the native tier needs a C++ compiler with OpenMP (g++ or clang++), and none is installed"
         )
-    sets = needed_sets(compiler, _forced())
+    forced, here = _forced(), machine_sets(compiler) or list(instruction_sets())
+    if forced not in ("", ALL) and {TILES: "avx512"}.get(forced, forced) not in here:  # before half a minute's work
+        raise _no_set(forced, here)
+    sets = needed_sets(compiler, forced)
     path = _path(compiler, sets)
     bad = None  # when one was written that cannot be loaded: it is damaged, or was made for another machine
     try:
@@ -151,9 +155,12 @@ def runnable() -> list[str]:
 
 def _choose(loaded: ctypes.CDLL, name: str) -> None:
     if not loaded.paceline_choose_isa(name.encode()):
-        raise OptionError(
-            f"no instruction set '{name}' ({FORCED}) on this machine; there are {', '.join(_runnable(loaded))}"
-        )
+        raise _no_set(name, _runnable(loaded))
+
+
+def _no_set(name: str, there: Sequence[str]) -> OptionError:
+    listed = ", ".join(there) or "none"
+    return OptionError(f"no instruction set '{name}' ({FORCED}) on this machine; there are {listed}")
 
 
 def _runnable(loaded: ctypes.CDLL) -> list[str]:
@@ -201,8 +208,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("paceline_packed_bytes", ctypes.c_size_t, pointer),
         ("paceline_pack", ctypes.c_bool, pointer, pointer, long, pointer, integer, pointer),
         ("paceline_rows", ctypes.c_bool, pointer, pointer, integer, pointer),
-        ("paceline_pass", ctypes.c_bool, pointer, pointer),
-        ("paceline_head", None, pointer, pointer, integer, integer, pointer),
+        ("paceline_pass", integer, pointer, pointer),
+        ("paceline_head", integer, pointer, pointer, integer, integer, pointer),
         ("paceline_lengths", None, pointer, pointer),
         ("paceline_judge", None, pointer, integer, pointer, pointer, pointer),
         ("paceline_draw", integer, pointer, integer, ctypes.c_float, double),

@@ -82,14 +82,19 @@ def needed_sets(compiler: str, forced: str = "") -> list[str]:
     Args:
         forced: one to take instead; or `ALL`.
     """
-    sets = list(instruction_sets())
-    here = _features(compiler) if len(sets) > 1 else ""
+    sets, here = list(instruction_sets()), machine_sets(compiler)
     if forced == ALL or not here:
         return sets
-    fastest = next((name for name in reversed(sets) if all(f"__{part}" in here for part in _FEATURES[name])), sets[0])
-    chosen = forced if forced in sets else fastest
+    chosen = forced if forced in sets else here[-1]
     # Without products of bytes, AVX-512's code calls AVX2's for them.
-    return ["avx2", "avx512"] if chosen == "avx512" and "__AVX512VNNI__" not in here else [chosen]
+    return ["avx2", "avx512"] if chosen == "avx512" and "__AVX512VNNI__" not in _features(compiler) else [chosen]
+
+
+def machine_sets(compiler: str) -> list[str]:
+    """Those that this machine has, the slowest first; none where the compiler does not tell, or there is no choice."""
+    sets = list(instruction_sets())
+    here = _features(compiler) if len(sets) > 1 else ""
+    return [name for name in sets if all(f"__{part}" in here for part in _FEATURES[name])] if here else []
 
 
 def _features(compiler: str) -> str:
@@ -147,7 +152,8 @@ def compile_library(compiler: str, path: Path, stage: Stage, names: Collection[s
             lines = [line for line in failed.splitlines() if "error" in line.lower()]
             reason = lines[0].strip() if lines else "no message"
             raise CompilationFailed(
-                f"could not be compiled with {compiler}, which needs C++20 and OpenMP (g++ has both): {reason}"
+                f"could not be compiled with {compiler}, which needs C++20 and OpenMP "
+                f"(g++ has both from version 11 on): {reason}"
             )
         made.replace(path)
 

@@ -19,7 +19,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <vector>
+#include <new>
 
 namespace paceline {
 
@@ -131,12 +131,25 @@ struct Scratch {  // memory that grows and is used again and again
             std::free(floats);
             size = (wanted + 15) / 16 * 16;
             floats = static_cast<float*>(std::aligned_alloc(64, sizeof(float) * size));
+            if (!floats) size = 0, throw std::bad_alloc();
         }
         return floats;
     }
 };
 
 thread_local Scratch scratch;
+
+enum Outcome : int { NO_TOKEN, DONE, NO_MEMORY };  // of a call: but for `DONE`, it has done nothing
+
+// Python's callers know no exceptions of C++.
+template <class Run>
+int outcome(Run run) {
+    try {
+        return run();
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    }
+}
 
 template <class Run>
 double seconds(int threads, Run run) {  // for all of them together
@@ -198,23 +211,30 @@ void paceline_lengths(const Matrix* w, float* to) {
     for (int i = 0; i < (w->outputs + PANEL - 1) / PANEL; i++) to[i] = kernels().panel_length(*w, i);
 }
 
-// A pass. Returns false for a token that is not there.
-bool paceline_pass(const Model* model, const Call* call) {
-    const Entry& entry = call->entry;
-    const int64_t tokens = (int64_t)call->span.batch * call->span.width;
-    if (entry.embedding && !are_outputs(*entry.embedding, entry.ids, tokens)) return false;
-    thread_local Places places;
-    Pass pass{*call};
-    places.fill(pass);
-    pass.workspace = scratch.of(kernels().workspace_floats(*model, pass));
-    kernels().run(*model, pass);
-    return true;
+// A pass, which may be over no tokens.
+int paceline_pass(const Model* model, const Call* call) {
+    return outcome([&] {
+        const Entry& entry = call->entry;
+        const int64_t tokens = (int64_t)call->span.batch * call->span.width;
+        if (entry.embedding && !are_outputs(*entry.embedding, entry.ids, tokens)) return NO_TOKEN;
+        thread_local Places places;
+        Pass pass{*call};
+        places.fill(pass);
+        if (!pass.tokens) return DONE;
+        pass.workspace = scratch.of(kernels().workspace_floats(*model, pass));
+        kernels().run(*model, pass);
+        return DONE;
+    });
 }
 
 // hidden [tokens, hidden] -> logits [tokens, vocabulary].
-void paceline_head(const Model* model, const float* hidden, int tokens, int threads, float* logits) {
-    float* workspace = scratch.of((size_t)tokens * row_stride(model->hidden));
-    kernels().head(*model, hidden, tokens, threads, workspace, logits);
+int paceline_head(const Model* model, const float* hidden, int tokens, int threads, float* logits) {
+    return outcome([&] {
+        if (!tokens) return DONE;
+        float* workspace = scratch.of((size_t)tokens * row_stride(model->hidden));
+        kernels().head(*model, hidden, tokens, threads, workspace, logits);
+        return DONE;
+    });
 }
 
 // Of a row of logits: the first of the largest, its log-probability and the entropy in nats.
@@ -222,21 +242,21 @@ void paceline_judge(float* logits, int size, int64_t* likeliest, float* logp, fl
     kernels().judge(logits, size, 1, likeliest, logp, entropy);
 }
 
-// The entry at a quantile of softmax(scale * scores).
+// The entry at a quantile of softmax(scale * scores); -1: there is no memory.
 int paceline_draw(const float* scores, int size, float scale, double quantile) {
-    return kernels().draw(scores, size, scale, quantile);
+    int token = -1;
+    outcome([&] { return token = kernels().draw(scores, size, scale, quantile); });
+    return token;
 }
 
 // Operations a second of independent products and sums, over some milliseconds: of floats, bfloat16 (BF16) or bytes
 // (Q8_0), by the fastest instruction there is.
 double paceline_peak(int threads, int32_t input_kind) {
-    std::vector<double> operations(threads);
-    const double took = seconds(threads, [&](int thread) {
-        operations[thread] = kernels().multiply_add(1'000'000, input_kind);
+    std::atomic<int64_t> operations = 0;
+    const double took = seconds(threads, [&](int) {
+        operations += (int64_t)kernels().multiply_add(1'000'000, input_kind);
     });
-    double all = 0;
-    for (double some : operations) all += some;
-    return all / took;
+    return operations / took;
 }
 
 // Bytes a second of reading `count` floats once, cut into a piece for each thread.

@@ -79,6 +79,7 @@ class Sizes:
 
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "clamped_swiglu")
+NO_TOKEN, NO_MEMORY = 0, 2  # of library.cpp
 _TYPES: dict[str, Any] = {"int": ctypes.c_int32, "float": ctypes.c_float}
 
 
@@ -287,6 +288,7 @@ class NativeModel:
 
         Raises:
             IndexError: a token that is not there.
+            MemoryError: there is no room for what the pass works with; another one may run.
         """
         ids, starts = span.ids.contiguous(), np.ascontiguousarray(span.starts, np.int64)
         depths, ancestors = (None if part is None else part.contiguous() for part in (span.depths, span.ancestors))
@@ -322,12 +324,19 @@ class NativeModel:
             call.logps, call.entropies = pointer(logps), pointer(entropies)
             if logits is None and self.rough:
                 call.rough = ctypes.addressof(self.rough.c)
-        if not self._library.paceline_pass(self._c, ctypes.byref(call)):
+        outcome = self._library.paceline_pass(self._c, ctypes.byref(call))
+        if outcome == NO_TOKEN:
             raise IndexError("a token is not in the vocabulary")
+        _check_memory(outcome)
 
     def head(self, hidden: Float[Tensor, "tokens hidden"], normed: bool = False) -> Float[Tensor, "tokens vocab"]:
         """Final norm, unless it is `normed` already, and output matrix; `hidden` contiguous."""
         logits = torch.empty(len(hidden), self.outputs)
         model, threads = self._without_norm if normed else self._c, torch.get_num_threads()
-        self._library.paceline_head(model, hidden.data_ptr(), len(hidden), threads, logits.data_ptr())
+        _check_memory(self._library.paceline_head(model, hidden.data_ptr(), len(hidden), threads, logits.data_ptr()))
         return logits
+
+
+def _check_memory(outcome: int) -> None:
+    if outcome == NO_MEMORY:
+        raise MemoryError("there is no memory left for this pass: a shorter context or fewer rows at once need less")

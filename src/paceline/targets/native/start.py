@@ -141,9 +141,14 @@ def folder() -> Path:
 
 def made_from(location: str) -> dict[str, Any]:
     """All that packed weights depend on: the model's files, and the code that reads, checks and packs them."""
-    files = sorted(path for path in Path(location).iterdir() if path.is_file())
-    facts = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-    return {"files": facts, "sources": _sources(), "torch": version("torch"), "transformers": version("transformers")}
+    real = Path(location).resolve()  # a link may lead to another model tomorrow
+    # Sizes and times may be another checkpoint's: copies, archives and images carry times along. When a file was last
+    # changed (ctime) is the system's own, and no copy has it. Its inode says less: a file that is written over keeps
+    # it, and in a container it may be another one after each start.
+    stats = [(path.name, path.stat()) for path in sorted(real.iterdir()) if path.is_file()]
+    facts = [[name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in stats]
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    return {"folder": str(real), "files": facts, "sources": _sources(), **versions}
 
 
 @cache

@@ -279,11 +279,13 @@ class NativeTarget(Target):
         return self._head(hidden, normed=False)
 
     def _head(self, hidden: Tensor, normed: bool) -> Tensor:
-        return self.native.head(hidden.reshape(-1, hidden.shape[-1]).contiguous(), normed).view(*hidden.shape[:-1], -1)
+        rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
+        return self.native.head(rows, normed).view(*hidden.shape[:-1], self.native.outputs)
 
     def judge(self, logits: Float[Tensor, " tokens"]) -> tuple[int, float, float]:
         """See `Target.judge`."""
-        likeliest, told, logits = np.empty(1, np.int64), np.empty(2, np.float32), logits.contiguous()
+        logits = logits.float().contiguous()  # a draft model's may be of any kind
+        likeliest, told = np.empty(1, np.int64), np.empty(2, np.float32)
         at = told.ctypes.data
         library().paceline_judge(logits.data_ptr(), len(logits), likeliest.ctypes.data, at, at + told.itemsize)
         return int(likeliest[0]), exp(told[0]), float(told[1])
@@ -292,6 +294,8 @@ class NativeTarget(Target):
         """See `Target.draw`."""
         scores = scores.float().contiguous()  # someone's own processor may have made doubles of them
         token: int = library().paceline_draw(scores.data_ptr(), len(scores), 1.0 / temperature, quantile)
+        if token < 0:
+            raise MemoryError("there is no memory left to draw a token")
         return token
 
     def cache_shape(self) -> CacheShape:

@@ -14,6 +14,11 @@
 #include <arm_neon.h>
 #endif
 
+// gcc has it from version 12 on; Ubuntu 22.04's is 11. Its own one takes the lanes as a vector of whole numbers.
+#if defined(__GNUC__) && __GNUC__ < 12 && !defined(__clang__)
+#define __builtin_shufflevector(a, b, ...) __builtin_shuffle(a, b, (decltype((a) == (b))){__VA_ARGS__})
+#endif
+
 namespace paceline::PACELINE_ISA {
 
 #if defined(__AVX512F__)
