@@ -107,6 +107,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
         _remove_new(new, home)
 
 
+def share_weights(folder: Path) -> None:
+    """Safetensors keeps its files from all other users: give them the rights of the `config.json` beside them."""
+    mode = (folder / "config.json").stat().st_mode
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(mode)
+
+
 def read_json(text: str) -> Any:
     """What a JSON text says.
 

@@ -65,11 +65,12 @@ class Registry:
         for pair in pairs:
             key, equals, value = pair.partition("=")
             key = key.replace("-", "_")
-            if not equals or key not in known:
+            if key not in known:
                 raise OptionError(
-                    f"{self.kind} '{name}' has no option '{pair}'"
+                    f"{self.kind} '{name}' has no option '{key}'"
                     + (f"; its options are {', '.join(known)}" if known else "; it takes none")
                 )
+            errors.require(bool(equals), f"option '{key}' of {self.kind} '{name}' needs a value, as in {key}=…")
             values[key] = _convert(value, known[key].annotation, f"option '{key}' of {self.kind} '{name}'")
         return Spec(text, self.get(name), values)
 

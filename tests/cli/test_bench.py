@@ -29,9 +29,17 @@ def test_options_reach_the_benchmark(run, tiny_model_dir, suite, tmp_path):
     assert {row["task"] for row in told["rows"]} == {"overall", "edit"}
     assert max(row["tokens"] for row in told["rows"]) <= 8
 
-    code, out, _ = run(*words)  # finished before: shown again
+    code, out, err = run(*words)  # finished before: shown again
     assert code == 0
     assert "prompt-lookup" in out
+    assert "nothing is compared" not in err
+
+
+def test_a_benchmark_that_compares_nothing_says_so(run, tiny_model_dir, suite, tmp_path):
+    words = ["bench", "-m", tiny_model_dir, "--suite", suite, "--out", tmp_path / "out", "-n", 2, "--limit", 1]
+    code, _, err = run(*words, "--methods", "suffix")
+    assert code == 0
+    assert "without 'ar' among the methods nothing is compared with plain decoding" in err
 
 
 @pytest.mark.parametrize(

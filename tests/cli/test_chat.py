@@ -69,9 +69,10 @@ def test_statistics_and_help(talk):
 
 
 def test_a_turn_that_cannot_be_does_not_end_the_conversation(talk, prompts):
-    code, _, err = talk("x" * 300, "short")
-    assert code == 0
-    assert "error: the conversation of 318 tokens fills the model's context of 256 tokens: /reset forgets it" in err
+    code, _, err = talk("x" * 300, "short", "x" * 300)
+    assert code == 1
+    assert "error: the message of 318 tokens fills the model's context of 256 tokens\n" in err
+    assert "tokens fills the model's context of 256 tokens: /reset forgets it" in err
     assert prompts == ["user: short\nassistant: "]
 
 
@@ -110,7 +111,7 @@ def test_an_error_stops_the_answer_only(talk, prompts, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Engine, "run", failing)
     code, _, err = talk("first", "second")
-    assert code == 0
+    assert code == 1  # nobody sat there to see it
     assert "\nerror: the grammar cannot be followed\n" in err
     assert len(prompts) == 2
 

@@ -67,7 +67,7 @@ def test_lookup_is_a_search(parts: list[list[int]], context: list[int], shortest
 
 
 def row(ids: list[int], room: int = 9, k: int = 4) -> SimpleNamespace:
-    return SimpleNamespace(ids=ids, room=room, policy=Fixed(k=k), state=None, slot=0)
+    return SimpleNamespace(ids=ids, room=room, policy=Fixed(k=k), state=None, slot=0, sampling=False, plain=True)
 
 
 def draft(parts: list[list[int]], ids: list[int], **options: int) -> list[tuple[int, ...]]:
@@ -117,6 +117,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def test_build(corpus: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     built = build(tiny_tokenizer, [corpus], tmp_path / "out", model="tiny")
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1  # all processes share it
     assert built.tokens == 11
     found = load_datastore(tmp_path / "out", tiny_tokenizer, 257)
     assert found.vocab == 257

@@ -56,6 +56,14 @@ class TestChat:
         assert [choice.message.content for choice in got.choices] == want
         assert [choice.message.content for choice in again.choices] == want
 
+    def test_what_is_done_anyway_may_be_asked_for(self, server: Running, tiny: LLM) -> None:
+        asked: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0.9, "seed": 2**40 + 5}
+        more = {"store": False, "modalities": ["text"]}
+        got = server.client().chat.completions.create(messages=CHAT, **asked, extra_body=more)
+        want = offline(tiny, CHAT, max_new_tokens=12, temperature=0.9, seed=5).text
+        assert got.choices[0].message.content == want
+        assert server.client().completions.create(prompt="abc", best_of=1, **GREEDY).choices
+
     def test_logprobs(self, server: Running, tiny: LLM) -> None:
         got = server.client().chat.completions.create(messages=CHAT, **GREEDY, logprobs=True, top_logprobs=2)
         want = offline(tiny, CHAT, logprobs=2).logprobs

@@ -56,7 +56,7 @@ class BenchConfig:
     model: str
     suite: str
     out: str | Path
-    methods: str | Sequence[str] = ("ar", "hf", "prompt-lookup")
+    methods: str | Sequence[str] = ("ar", "hf", "auto")
     tasks: str | Sequence[str] = ()
     limit: int | None = None
     turns: int = 1

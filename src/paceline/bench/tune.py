@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import ContextOverflow, require
 from paceline.profiling.timing import compare_passes
 from paceline.profiling.tuned import Tuned, kept_gates
+from paceline.targets import store
 from paceline.targets.cost_model import LearnedCosts
-from paceline.targets.costs import CONTEXTS, WIDTHS, read_passes, set_costs
+from paceline.targets.costs import CONTEXTS, WIDTHS, read_passes, set_costs, settings_path
 from paceline.targets.machine import this_machine
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def tune(llm: LLM, prompts: Sequence[Prompt], max_new_tokens: int = 128) -> Tuni
     ids = [llm.encode(prompt.turns[0]) for prompt in prompts]
     ids = [prompt for prompt in ids if _fits(llm, len(prompt), max_new_tokens)]
     require(bool(ids), "no prompt fits the model's context")
+    store.check_writable(settings_path("tuned", llm.target).parent)  # before what takes long
     profile = _passes(llm.target)
     set_costs(llm.target, LearnedCosts.fitted(read_passes(profile)))
     found: dict[bool, list[Stats]] = {True: [], False: []}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,7 @@ def bench(
     ],
     methods: Annotated[
         str, Option("--methods", help="Comma-separated: ar (plain decoding), hf, hf-lookup, …, DRAFTER[+POLICY].")
-    ] = "ar,hf,prompt-lookup",
+    ] = "ar,hf,auto",
     endpoint: Annotated[
         str,
         Option("--endpoint", metavar="[NAME=]URL,…", help="Measure servers with the OpenAI API instead of methods."),
@@ -61,30 +62,36 @@ def bench(
 ) -> None:
     """Measure methods on the same prompts, interleaved, and check that they give plain decoding's output."""
     from paceline.bench import BenchConfig, print_summary, run
+    from paceline.bench.methods import AR
 
     if endpoint and source.model != ModelOptions.model:
         raise OptionError("model is no option of endpoints, whose servers choose it")
-    summary = run(
-        BenchConfig(
-            suite=suite,
-            out=out,
-            methods=methods,
-            endpoints=endpoint,
-            tasks=tasks,
-            limit=limit,
-            turns=turns,
-            max_new_tokens=max_new_tokens,
-            temperatures=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            batch=batch,
-            seed=seed,
-            verifier=verifier,
-            trace=trace,
-            **asdict(source),
-        )
+    config = BenchConfig(
+        suite=suite,
+        out=out,
+        methods=methods,
+        endpoints=endpoint,
+        tasks=tasks,
+        limit=limit,
+        turns=turns,
+        max_new_tokens=max_new_tokens,
+        temperatures=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        batch=batch,
+        seed=seed,
+        verifier=verifier,
+        trace=trace,
+        **asdict(source),
     )
+    if not config.endpoints and AR not in config.methods:
+        print(f"without '{AR}' among the methods nothing is compared with plain decoding", file=sys.stderr)
+    try:
+        summary = run(config)
+    except KeyboardInterrupt:
+        print(f"stopped: the same command goes on with what is in {out}", file=sys.stderr)
+        raise
     if as_json:
         print_json({"out": str(summary.out), "rows": summary.rows})
     else:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Exit, Option
 
 from paceline.cli.console import summary, write
 from paceline.cli.options import MethodOptions, ModelOptions, Sampling, grouped
@@ -35,6 +35,7 @@ def chat(
     require(bool(llm.tokenizer.chat_template), f"{source.model} has no chat template: it is not a chat model")
     conversation = ChatSession(llm, params, check_text(system, "system message") if system else None)
     _say(f"{source.model}, {method.label(llm)}. {COMMANDS}.")
+    failed = False
     while (line := _ask()) is not None:
         if line == "/exit":
             break
@@ -46,7 +47,9 @@ def chat(
         elif line.startswith("/"):
             _say(COMMANDS)
         elif line:
-            _answer(conversation, line, colour)
+            failed |= not _answer(conversation, line, colour)
+    if failed and not sys.stdin.isatty():  # nobody was there to see it
+        raise Exit(1)
 
 
 @dataclass
@@ -73,9 +76,10 @@ class ChatSession:
         ids = self.llm.encode([*self.messages, {"role": "user", "content": check_text(text)}])
         room = self.llm.target.context - len(ids)
         if room < 1:
+            what = "conversation" if any(one["role"] == "user" for one in self.messages) else "message"
             raise ContextOverflow(
-                f"the conversation of {len(ids)} tokens fills the model's context of {self.llm.target.context} tokens:"
-                " /reset forgets it"
+                f"the {what} of {len(ids)} tokens fills the model's context of {self.llm.target.context} tokens"
+                + (": /reset forgets it" if what == "conversation" else "")
             )
         limit = min(self.params["max_new_tokens"], room)
         return self.llm.requests([ids], **self.params | {"max_new_tokens": limit})[0]
@@ -92,22 +96,26 @@ class ChatSession:
         return f"last answer: {summary(self.stats[-1])}\nin all: {tokens} tokens, {tokens / seconds:.1f} tokens/s"
 
 
-def _answer(conversation: ChatSession, question: str, colour: bool) -> None:
+def _answer(conversation: ChatSession, question: str, colour: bool) -> bool:
+    """Whether there was nothing wrong."""
     try:
         request = conversation.ask(question)
     except PacelineError as error:  # this turn cannot be; the conversation goes on
         _say(f"error: {error}")
-        return
+        return False
+    right = True
     try:
         write(conversation.llm, request, colour)
     except KeyboardInterrupt:
         _say("\n(stopped)")
     except PacelineError as error:  # such as a grammar that cannot be followed any more
         _say(f"\nerror: {error}")
+        right = False
     request.read()  # what of it is not on the screen
     answer = request.text.text if request.text else ""
     if answer:
         conversation.keep(question, answer, request.stats)
+    return right
 
 
 def _ask() -> str | None:

@@ -63,15 +63,15 @@ def profile(
         repeats=repeats,
         drafters={text: spec.build for text, spec in chosen.items()},
     )
-    paths = [one.save() for one in found]
-    if plot:
-        draw(found, plot)
     if as_json:
         print_json({"profiles": [one.as_dict() for one in found]})
     else:
         _print(Console(highlight=False), found)
-    for path in paths:
-        print(f"stored in {path}", file=sys.stderr)
+    sys.stdout.flush()  # what was measured is told, whatever becomes of the files
+    for one in found:
+        print(f"stored in {one.save()}", file=sys.stderr)
+    if plot:
+        draw(found, plot)
 
 
 def _print(console: Console, found: Sequence[Profile]) -> None:

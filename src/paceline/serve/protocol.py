@@ -13,6 +13,7 @@ from paceline.files import read_json
 from paceline.serve.tools import calls_grammar
 
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_LOGPROBS = 16, 1000, 128, 20
+SEEDS = 2**32  # that requests can have; clients may send whole numbers of 64 bits
 
 Choice = Literal["none", "auto", "required"]  # of whether tools are called
 Tokens = list[Annotated[int, Field(ge=0)]]
@@ -202,7 +203,7 @@ class Common(Body):
     frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] = 0.0
     logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[FiniteFloat, Field(ge=-100, le=100)]] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
-    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[str], BeforeValidator(_stops)] = []
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
@@ -241,7 +242,7 @@ class Common(Body):
             "frequency_penalty": self.frequency_penalty,
             "logit_bias": self.logit_bias,
             "stop": self.stop,
-            "seed": self.seed,
+            "seed": None if self.seed is None else self.seed % SEEDS,
             "ignore_eos": self.ignore_eos,
             "logprobs": self.top,
         }
@@ -259,6 +260,8 @@ class ChatRequest(Common):
         type="text"
     )
     prediction: PredictedContent | None = None
+    store: Literal[False] = False  # these two say what is done anyway
+    modalities: list[Literal["text"]] = ["text"]
 
     @model_validator(mode="after")
     def _logprobs_are_asked_for(self) -> ChatRequest:
@@ -317,6 +320,13 @@ class CompletionRequest(Common):
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_number)] | None = None
     echo: bool = False
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _all_are_told(self) -> CompletionRequest:
+        if self.best_of not in (None, self.n):
+            raise ValueError("best_of: all choices are told, as many as n: none is chosen here")
+        return self
 
     @model_validator(mode="after")
     def _prompts_have_no_logprobs(self) -> CompletionRequest:

@@ -16,6 +16,7 @@ import torch
 from tokenizers import pre_tokenizers
 
 from paceline.errors import IntegrityError, ModelError, UnsupportedModel, first_line
+from paceline.files import share_weights
 from paceline.targets.loading import quiet, read_weights, require_causal
 from paceline.targets.store import need
 
@@ -85,6 +86,7 @@ def convert(
         else:
             need(out, sum(p.numel() * p.element_size() for p in model.parameters()), "the converted model")
             model.save_pretrained(out)
+            share_weights(out)
     step(STEPS)
     return {"dtype": "float32", "gguf_tensors": dict(Counter(t.tensor_type.name for t in reader.tensors))}
 

@@ -138,6 +138,14 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise
 
 
+def check_writable(folder: Path) -> None:
+    """Raises ModelError where nothing can be written into `folder`, which is made."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
 def _replace(folder: Path, build: Build) -> None:
     """Build `folder` anew; the caller holds its lock, so temporary folders of this key are nobody else's."""
     work, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from rich.console import Console
 from rich.progress import track
-from typer import Option
+from typer import Exit, Option
 
 from paceline.cli.options import MethodOptions, ModelOptions, given_path, grouped
 
@@ -31,8 +31,15 @@ def prompts(
     made = own_prompts(llm, count, temperature=temperature, max_new_tokens=max_new_tokens, batch=batch, seed=seed)
     console = Console(stderr=True)
     with whole(out) as partial, partial.open("w", encoding="utf-8") as file:
-        written = 0
-        for text in track(made, "prompts", count, console=console, disable=not console.is_terminal):
-            file.write(json.dumps({"prompt": text}, ensure_ascii=False) + "\n")
-            written += 1
+        written, stopped = 0, False
+        try:
+            for text in track(made, "prompts", count, console=console, disable=not console.is_terminal):
+                file.write(json.dumps({"prompt": text}, ensure_ascii=False) + "\n")
+                written += 1
+        except KeyboardInterrupt:  # what there is can be used
+            stopped = True
+            if not written:
+                raise
     print(f"{written:,} prompts")
+    if stopped:
+        raise Exit(130)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import UnsupportedModel, first_line
-from paceline.files import whole_folder
+from paceline.files import share_weights, whole_folder
 from paceline.targets.families import FAMILIES, OF_LAYERS, Experts, Family
 from paceline.targets.loading import quiet
 from paceline.targets.span import Span
@@ -43,8 +43,7 @@ def export_draft_model(
         draft.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        for weights in folder.glob("*.safetensors"):  # which safetensors keeps from all other users
-            weights.chmod((folder / "config.json").stat().st_mode)
+        share_weights(folder)
     return draft
 
 

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from paceline.drafting.corpus.tokenized import PROVENANCE, Corpus, CorpusSource, tokenizer_of, workplace
 from paceline.errors import CorpusError, IntegrityError, OptionError, TokenizerMismatch, require
+from paceline.files import whole
 from paceline.targets import store
 from paceline.targets.progress import Stage, bars
 from paceline.targets.tokenizers import fingerprint
@@ -93,7 +94,8 @@ def build(
         sorting(1)
         owner = {"tokenizer": fingerprint(tokenizer), "model": model}
         facts = {"format": FORMAT, "vocab": str(source.vocab), **owner}
-        save_file({"tokens": tokens, "suffixes": suffixes}, work / FILE, facts)
+        with whole(work / FILE) as file:
+            save_file({"tokens": tokens, "suffixes": suffixes}, file, facts)
         built = DatastoreBuild(
             **owner,
             corpus=source.sources,
