@@ -67,7 +67,7 @@ class TestLoad:
             ("prompt-lookp", None, "unknown drafter 'prompt-lookp'; did you mean 'prompt-lookup'"),
             ("prompt-lookup", "fixd", "unknown policy 'fixd'; did you mean 'fixed'"),
             ("prompt-lookup+fixd", None, "unknown policy 'fixd'"),
-            ("prompt-lookup:n=3", None, "no option 'n=3'"),
+            ("prompt-lookup:n=3", None, "no option 'n'"),
             ("prompt-lookup:ngram=x", None, "must be int"),
             ("none", "fixed:k=-1", "k must be >= 0"),
             ("trigram+fixed", "fixed:k=2", "the policy is given twice, as fixed and as fixed:k=2"),

@@ -42,7 +42,7 @@ def test_index_is_a_search(ids: list[int], steps: list[int], longest: int, most:
 
 
 def row(ids: list[int], room: int = 9, k: int = 4) -> SimpleNamespace:
-    return SimpleNamespace(ids=ids, room=room, policy=Fixed(k=k), state=None)
+    return SimpleNamespace(ids=ids, room=room, policy=Fixed(k=k), state=None, sampling=False, plain=True)
 
 
 def lookup(ids: list[int], room: int = 9, k: int = 4, **options: int):

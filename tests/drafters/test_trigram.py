@@ -56,7 +56,8 @@ def matrix(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
 
 
 def request(ids: Sequence[int], k: int = 4, room: int = 100) -> SimpleNamespace:
-    return SimpleNamespace(slot=0, ids=list(ids), policy=Fixed(k=k), state=None, sampling=False, room=room)
+    policy = Fixed(k=k)
+    return SimpleNamespace(slot=0, ids=list(ids), policy=policy, state=None, sampling=False, plain=True, room=room)
 
 
 def paths(tree: TokenTree) -> list[list[int]]:
