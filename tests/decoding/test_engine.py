@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import subprocess
 import sys
@@ -348,6 +349,22 @@ class TestSteps:
         assert engine.idle
         engine.add(self.request(5))
         assert len(engine.step()) == 1
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OSError(errno.ENOMEM, "Cannot allocate memory"),
+            MemoryError(),
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        ],
+    )
+    def test_a_cache_that_memory_does_not_hold(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+        def new_cache(rows: int, slots: int) -> KVCache:
+            raise error
+
+        monkeypatch.setattr(self.target, "new_cache", new_cache)
+        with pytest.raises(OptionError, match="no memory for the KV cache of 5 rows of 16 tokens"):
+            self.engine(rows=5, slots=16)
 
     def test_a_growing_cache_is_made_anew_for_what_does_not_fit(self) -> None:
         engine, small, large = self.engine(), self.request(3), self.request(40)

@@ -95,7 +95,7 @@ class BenchConfig:
             values = getattr(self, name)
             twice = [value for value in values if values.count(value) > 1]
             what = "endpoints" if servers and name == "methods" else name  # whose names stand in for methods
-            require(not twice, f"{what}: {twice[:1]} is named twice")
+            require(not twice, f"{what}: {next(iter(twice), None)!r} is named twice")
         for method in () if self.endpoints else self.methods:
             check_method(method)
         require(bool(self.temperatures), "name at least one temperature")

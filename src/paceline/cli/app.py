@@ -108,7 +108,7 @@ def _line(error: Exception) -> str:
     text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context else ""
-    return " ".join(text.split()) + hint
+    return " ".join(text.split()).replace(": Value error, ", ": ") + hint  # typer's own word for what a value is not
 
 
 def _open_streams() -> None:

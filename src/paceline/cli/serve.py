@@ -27,7 +27,8 @@ def _configured(context: Context, file: Path | None) -> Path | None:
     try:
         values = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise OptionError(f"cannot read the options in {file}: {error}") from error
+        why = getattr(error, "strerror", None) or error  # the system's own text names the file again
+        raise OptionError(f"cannot read the options in {file}: {why}") from error
     values = {key.replace("-", "_"): value for key, value in values.items()}
     known = {str(parameter.name): parameter for parameter in context.command.params}
     unknown = set(values) - (set(known) - {"config"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,7 +17,7 @@ from paceline.decoding.leading import leads, take_lead
 from paceline.decoding.reading import Reading
 from paceline.decoding.request import CANCELLED, FAILED, NO_ROW, Request
 from paceline.drafting.gate import Stopwatch
-from paceline.errors import ContextOverflow, require
+from paceline.errors import ContextOverflow, OptionError, require
 from paceline.targets.target import PREFILL_CHUNK
 
 if TYPE_CHECKING:
@@ -170,7 +171,14 @@ class RunningBatch:
     @torch.inference_mode()
     def _allocate(self, rows: int, slots: int) -> None:
         self._cache = None  # what there was is free before there is more
-        self._cache, self._followed = self.target.new_cache(rows, slots), False
+        try:
+            self._cache, self._followed = self.target.new_cache(rows, slots), False
+        except (MemoryError, OSError, RuntimeError) as error:
+            if not _lacks_memory(error):
+                raise
+            raise OptionError(
+                f"no memory for the KV cache of {rows} rows of {slots} tokens: take fewer rows or a shorter context"
+            ) from error
 
     @in_turn
     @torch.inference_mode()
@@ -292,6 +300,12 @@ class RunningBatch:
         """What the drafter has `wanted`, and the last hidden states where a policy looks at them."""
         last = {self.target.num_layers} if any(row.policy.reads_hidden for row in rows) else set[int]()
         return last.union(wanted)
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """As the system says it, Python, or torch, which has no error of its own for it on a CPU."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return known or "allocate memory" in str(error)
 
 
 def _refuse(request: Request, error: Exception) -> None:
