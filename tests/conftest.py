@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("PACELINE_ISA", "all")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         os.environ.setdefault("NUMBA_CACHE_DIR", str(config.rootpath / ".pytest_cache" / f"numba-{worker}"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: garbage collection need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
+import mtp_models
 import paceline
 import predictor_files
 from drafters.test_dflash import noisy as dflash_head
@@ -39,6 +40,7 @@ OPTIONS: dict[str, Callable[[Path], str]] = {
     "medusa": lambda folder: f":head={folder / 'medusa'}",
     "eagle": lambda folder: f":head={folder / 'eagle'}",
     "dflash": lambda folder: f":head={folder / 'dflash'}",
+    "mtp": lambda folder: f":head={folder / 'mtp'}",
     "rest": lambda folder: f":datastore={datastore(folder / 'rest')}",
     "auto": lambda _: ":budget=8",  # a seed's sample under rejection is its own with fixed budgets only
     "lookahead": lambda _: ":budget=16",  # as many as pay would be none
@@ -80,7 +82,7 @@ TRAINED = ("specdec++", "disco")
 #: Policies that would hardly ever draft with models that are never sure.
 SHY = ("adaedl", "max-confidence")
 #: Drafters that show hidden states, and policies that look at them: the others refuse these.
-SHOW_HIDDEN = ("draft-model", "layer-skip", "early-exit", "medusa", "eagle", "dflash")
+SHOW_HIDDEN = ("draft-model", "layer-skip", "early-exit", "medusa", "eagle", "dflash", "mtp")
 READ_HIDDEN = ("specdec++",)
 
 RUNS = [
@@ -108,7 +110,7 @@ class World:
     """A target with everything that is compared against it; drafters are made once."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.model, self.folder = MODELS[name](), folder
+        self.name, self.model, self.folder = name, MODELS[name](), folder
         self.truths = {tuple(prompt): hf_greedy(self.model, prompt, NEW) for prompt in PROMPTS}
         draft = perturbed(MODELS[name](), noise=0.05)
         draft.save_pretrained(folder)
@@ -124,6 +126,8 @@ class World:
         eagle_head(self.model, 2, tokens=range(240)).save(folder / "eagle")
         eagle3_head(self.model, 2, tokens=range(240)).save(folder / "eagle3")
         dflash_head(self.model, tokens=range(240)).save(folder / "dflash")
+        if self.runs("mtp"):
+            mtp_models.save_random_layer(self.model, folder / "mtp")
         self.predictors = predictor_files.write(folder)
         self.plain = paceline.load(self.model, drafter="none", tokenizer=byte_tokenizer())
         self.made: dict[str, LLM] = {}
@@ -143,7 +147,13 @@ class World:
         ends = list(eos) if isinstance(eos, tuple) else eos
         return [hf_greedy(self.model, prompt, NEW, eos_token_id=ends, **options) for prompt in PROMPTS]
 
+    def runs(self, drafter: str) -> bool:
+        """MTP layers have RMS norms, and transformers knows them since 5.23 only."""
+        return drafter != "mtp" or (self.name == "llama" and mtp_models.MtpModel is not None)
+
     def llm(self, drafter: str, policy: str | None = None, verifier: str = "auto") -> LLM:
+        if not self.runs(drafter):
+            pytest.skip("this model has no MTP layers")
         if drafter not in self.made:
             name = MERGES.get(drafter, lambda _: drafter + OPTIONS.get(drafter, lambda _: "")(self.folder))(self.folder)
             self.made[drafter] = self.plain.method(name)

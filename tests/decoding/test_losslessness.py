@@ -17,6 +17,7 @@ from transformers import LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
 import predictor_files
 from helpers import SIGNIFICANCE, Oracle, p_value, perturbed
+from mtp_models import MtpModel, random_layer
 from paceline.decoding.engine import Engine
 from paceline.decoding.prefixes import PrefixStore
 from paceline.decoding.request import Request
@@ -36,6 +37,7 @@ from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
+from paceline.drafters.mtp.drafter import Mtp
 from paceline.drafters.recycling import Recycling
 from paceline.drafters.rest.datastore import Datastore
 from paceline.drafters.rest.drafter import Rest
@@ -307,6 +309,7 @@ MAKE: dict[str, Callable[[BlockTarget, BlockTarget], Drafter]] = {
     ),
     "medusa": lambda target, _: Medusa(target, head=MedusaHead.from_target(target.model, heads=2, tokens=range(6))),
     "dflash": lambda target, _: DFlash(target, head=DFlashHead.from_target(target.model, block=3, tokens=range(6))),
+    **({"mtp": lambda target, _: Mtp(target, head=random_layer(target.model))} if MtpModel else {}),
     "draft-model that copies": lambda target, other: DraftModel(target, model=other, copy=True),
     "draft-model of another tokenizer": lambda target, other: with_another_tokenizer(target, other),
     "early-exit that copies": lambda target, _: early_exit(target, copy=True),

@@ -13,7 +13,7 @@ from helpers import one_thread  # noqa: F401
 from paceline.decoding import reading
 from paceline.decoding.reading import Reading
 from paceline.decoding.request import Request
-from paceline.drafters.eagle.forward import MOST
+from paceline.drafters.eagle.stepping import ALONG, TAIL
 from paceline.policies.fixed import Fixed
 from paceline.targets.target import BlockTarget
 from tiny import small_llama
@@ -56,7 +56,7 @@ def test_last_states_of_the_last_tokens_only(
 
 
 def test_enough_of_them_for_an_eagle_head() -> None:
-    assert MOST <= reading.TAIL <= reading.LONG
+    assert TAIL + ALONG <= reading.TAIL <= reading.LONG
 
 
 def test_where_all_of_them_are_wanted(target: BlockTarget, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from paceline.api import LLM
 from paceline.drafters.auto import Auto, datastore
 from paceline.drafters.dflash.head import DFlashHead
 from paceline.drafters.eagle.drafter import Eagle
-from paceline.drafters.eagle.forward import ALONG, MOST, TAIL
+from paceline.drafters.eagle.stepping import ALONG, TAIL
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
@@ -183,7 +183,7 @@ def test_a_head_that_is_not_asked_reads_nothing(tmp_path: Path, monkeypatch: pyt
         if rounds <= 20:
             assert not eagle.forward.cache.lengths.any()
             waiting, come = len(request.state.memory[at].state.waiting), len(request.ids) - 1
-            assert waiting == come if come <= MOST else MOST <= waiting <= come
+            assert waiting == come if come <= eagle.forward.most else eagle.forward.most <= waiting <= come
         elif rounds == 21:
             assert eagle.forward.cache.lengths[0] == TAIL + ALONG
     assert rounds > 25

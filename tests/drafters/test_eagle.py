@@ -16,6 +16,7 @@ from helpers import hf_greedy, one_thread, small_neox  # noqa: F401
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafters.eagle.drafter import Eagle
+from paceline.drafters.eagle.forward import EagleForward
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafting.base import Drafter, Row
@@ -155,8 +156,8 @@ def test_steps_are_the_forward_over_the_whole_text(tier: str) -> None:
 @torch.inference_mode()
 def test_of_a_long_prompt_the_end_is_read(along: int, tail: int, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once when it is first asked for, but what stands with the root; then what has come since."""
-    monkeypatch.setattr("paceline.drafters.eagle.forward.ALONG", along)
-    monkeypatch.setattr("paceline.drafters.eagle.forward.TAIL", tail)
+    monkeypatch.setattr("paceline.drafters.eagle.stepping.ALONG", along)
+    monkeypatch.setattr(EagleForward, "tail", tail)
     model, ids = small_llama().float(), [5, 6, 7, 8, 9, 100, 3, 200, 4, 11, 12]
     head, target = noisy(model, 2), as_target(small_llama().float())
     seen, prompt = features(model, ids[:-1]), len(ids) - 2

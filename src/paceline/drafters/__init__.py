@@ -21,6 +21,7 @@ DRAFTERS = Registry(
         "medusa": "paceline.drafters.medusa.drafter:Medusa",
         "dflash": "paceline.drafters.dflash.drafter:DFlash",
         "eagle": "paceline.drafters.eagle.drafter:Eagle",
+        "mtp": "paceline.drafters.mtp.drafter:Mtp",
         "layer-skip": "paceline.drafters.layer_skip.drafter:LayerSkip",
         "trigram": "paceline.drafters.trigram.drafter:Trigram",
     },

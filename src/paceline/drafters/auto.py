@@ -10,6 +10,8 @@ from paceline.drafters.dflash.formats import is_dflash
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.merge import Merge
+from paceline.drafters.mtp.drafter import Mtp
+from paceline.drafters.mtp.layers import count_mtp_layers
 from paceline.drafters.recycling import Recycling
 from paceline.drafters.rest.datastore import datastore_folder
 from paceline.drafters.suffix import Suffix
@@ -37,7 +39,7 @@ class Auto(Merge):
     Args:
         parts: the sources (from Python), in place of those that the model has.
         head: a trained head as for `eagle`, `dflash` or `medusa`; "auto": where there is no guide, the first that fits
-            the model, in this order; "none": do without.
+            the model, in this order, or else the layers that it was published with (`mtp`); "none": do without.
         guide: as for `trigram`.
         share: "process": as for `suffix`, and `recycling` is one of the sources, with a memory of all requests.
         budget: most nodes that are verified; a number asks all sources every round, so that a seed's own sample does
@@ -64,8 +66,7 @@ class Auto(Merge):
 def sources(target: Target, head: str, guide: str, share: str) -> list[Drafter]:
     """All that a model has, for these options of `Auto`."""
     trigram = Trigram(target, guide=guide)
-    # Heads are asked for trees; beside a guide they brought nothing (docs/auto.md).
-    without = head == NONE or (head == AUTO and (target.chains_only or trigram.guided))
+    without = head == NONE or (head == AUTO and trigram.guided)  # beside a guide they brought nothing (docs/auto.md)
     trained = None if without else trained_head(target, head)
     recycling = [Recycling(target, share=share)] if share == PROCESS else []
     free = [trigram, Suffix(target, share=share), *recycling, *datastore(target)]
@@ -93,7 +94,8 @@ def trained_head(target: Target, head: str = "auto") -> Drafter | None:
     """
     refused: PacelineError | None = None
     named = head not in (AUTO, NONE) and is_dflash(at_home(head))  # else EAGLE's reader would say what it lacks
-    for make in (_dflash,) if named else (_eagle, _dflash, _medusa):
+    own = (_mtp,) if head == AUTO and count_mtp_layers(target) else ()
+    for make in (_dflash,) if named else (_eagle, _dflash, _medusa, *own):
         try:
             return make(target, head)
         except PacelineError as error:
@@ -113,3 +115,7 @@ def _dflash(target: Target, head: str) -> Drafter:
 
 def _medusa(target: Target, head: str) -> Drafter:
     return Medusa(target, head=head, tree="dynamic", budget=12)
+
+
+def _mtp(target: Target, head: str) -> Drafter:
+    return Mtp(target, head=head, tree=3, budget=12)

@@ -71,7 +71,7 @@ class Merge(TreeDrafter):
         self.free = {at: part for at, part in enumerate(self.parts) if isinstance(part, TreeDrafter)}
         self.paid = {at: part for at, part in enumerate(self.parts) if part.competes}
         self.whole = {at: part for at, part in enumerate(self.parts) if at not in self.free and at not in self.paid}
-        self.needs_trees = bool(self.paid or self.whole)
+        self.needs_trees = bool(self.whole) or any(part.needs_trees for part in self.parts)
         self.shares_cache = any(part.shares_cache for part in self.parts)
         self.reads_logits = any(part.reads_logits for part in self.parts)
         self.taps = tuple({tap for part in self.parts for tap in part.taps})

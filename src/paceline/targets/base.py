@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Part = slice | tuple[int, slice]  # of the tensors of a pass
 
+FEATURES = -1  # the tap of what left the final norm, of a target that has no blocks: others compute it (`features`)
 PREFILL_CHUNK = 512  # bounds the attention mask and the activations of a long prompt
 
 
@@ -161,7 +162,8 @@ class Target(ABC):
 
     @property
     def name(self) -> str:
-        return self.config.name_or_path or self.config.model_type
+        outer = self.model.config  # of a model that sees as well, only this one tells
+        return outer.name_or_path or self.config.name_or_path or self.config.model_type
 
     @property
     def windows(self) -> list[int]:

@@ -69,7 +69,7 @@ class WholeTarget(Target):
         hidden: Tensor | None = None,
         keep: int = 0,
     ) -> PassOutput:
-        if start or self.num_layers in taps:  # what the model reports last has passed the final norm
+        if start or self.num_layers in taps:  # what the model reports last has passed the final norm: `FEATURES`
             raise self._no_blocks()
         if self._row_by_row and span.batch > 1:
             rows = [self._pass(span.row(row), cache.rows(row, row + 1), taps, keep) for row in range(span.batch)]

@@ -11,8 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.clock import now
-from paceline.drafters.eagle.forward import MOST, EagleForward, Guessed
+from paceline.drafters.eagle.forward import EagleForward
 from paceline.drafters.eagle.kinds import take_eagle
+from paceline.drafters.eagle.stepping import Guessed, SteppingForward
 from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafters.eagle.waiting import Waiting
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step, Told
@@ -72,6 +73,8 @@ class Eagle(AutoregressiveDrafter):
     default_policy = "pace"
     source = "eagle"
     files = ("head",)
+    shared_layers: SharedLayers | None = None
+    _text: TextVocabulary | None = None
 
     def __init__(
         self,
@@ -85,23 +88,29 @@ class Eagle(AutoregressiveDrafter):
         copy: bool | str = "auto",
     ) -> None:
         super().__init__(target, copy=copy, chain=tree == 1)
-        require(tree >= 1, f"eagle: tree must be >= 1, not {tree}")
+        self.take_options(tree, budget)
         require(k is None or k >= 1, f"eagle: a head has k = 1 layer or more, not {k}")
         require(extra >= 0, f"eagle: extra must be >= 0, not {extra}")
-        self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, target)
         made, self.folder = take_eagle(head, with_blocks(target, self.source), layers=k)
-        self.tokens = made.tokens
-        self._ids = None if made.tokens is None else made.tokens.tolist()
-        self.tree = min(tree, target.vocab_size if made.tokens is None else len(made.tokens))
-        self.competes = self.tree > 1
-        self.reads_costs = self.auto and self.competes
-        self.hidden_width = target.config.hidden_size
-        self.forward = EagleForward(made, target, min(self.tree, TOLD))
-        self.taps = self.forward.taps
+        self.draft_by(EagleForward(made, target, min(tree, TOLD)), made.tokens)
         self.shared_layers = SharedLayers(target, made.shallow) if made.shallow else None
         self.shares_cache = self.shared_layers is not None
         trimmed = made.tokens if made.shares_output else None
         self._text = None if trimmed is None or not extra else TextVocabulary(target, trimmed, extra)
+
+    def take_options(self, tree: int, budget: int | str) -> None:
+        """Those that all heads have which draft step by step."""
+        require(tree >= 1, f"{self.source}: tree must be >= 1, not {tree}")
+        self.tree, self.competes = tree, tree > 1
+        self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, self.target)
+        self.reads_costs = self.auto and self.competes
+
+    def draft_by(self, forward: SteppingForward, tokens: Int[Tensor, " tokens"] | None = None) -> None:
+        """With this head, which can draft these tokens; None: all."""
+        self.forward, self.taps, self.tokens = forward, forward.taps, tokens
+        self._ids = None if tokens is None else tokens.tolist()
+        self.tree = min(self.tree, len(self._ids or range(self.target.vocab_size)))
+        self.hidden_width = self.target.config.hidden_size
         self._states: Tensor  # guessed at the nodes that were drafted from last
         self._seconds = 0.0  # of a row's level of a tree, below the first: fading mean
 
@@ -123,9 +132,10 @@ class Eagle(AutoregressiveDrafter):
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         budget = self.new_budget(row) if self.reads_costs else None
-        count = min(MOST, *(len(hidden[tap]) for tap in self.taps))  # of some, others may keep more than the last ones
+        most = self.forward.most
+        count = min(most, *(len(hidden[tap]) for tap in self.taps))  # of some, others may keep more than the last ones
         last = {tap: hidden[tap][len(hidden[tap]) - count :].clone() for tap in self.taps}
-        row.state = EagleState(Waiting(self.taps, last, MOST), budget)
+        row.state = EagleState(Waiting(self.taps, last, most), budget)
         self.forward.begin(row)
         if self._text:
             self._text.begin(row.slot)

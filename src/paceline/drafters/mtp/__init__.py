@@ -1,0 +1,1 @@
+"""MTP: the layer for further tokens that many models are published with."""
