@@ -130,8 +130,9 @@ def random_layer(model: PreTrainedModel, seed: int = 0) -> MtpModel:
 
 
 def save_random_layer(model: PreTrainedModel, folder: Path) -> None:
-    """The same as a file."""
+    """The same in a folder."""
     tensors = random_layer(model).state_dict()
     own = {f"mtp.{name}": tensor.clone() for name, tensor in tensors.items() if name.startswith("layers.")}
     folder.mkdir()
+    model.config.save_pretrained(folder)
     save_file(own, folder / "model.safetensors", {"format": "pt"})

@@ -15,8 +15,8 @@ from paceline.api import LLM
 from paceline.drafters.auto import Auto, datastore
 from paceline.drafters.dflash.head import DFlashHead
 from paceline.drafters.eagle.drafter import Eagle
-from paceline.drafters.eagle.stepping import ALONG, TAIL
 from paceline.drafters.eagle.head import EagleHead
+from paceline.drafters.eagle.stepping import ALONG, TAIL
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
 from paceline.drafters.suffix import Suffix
@@ -60,13 +60,6 @@ def test_with_a_trained_head(kind: str, make: Callable[[Any], Any], tmp_path: Pa
     assert drafter.paid
     assert not drafter.whole
     assert Auto(target, head="none").paid == {}
-
-
-def test_no_head_where_only_chains_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = as_target(small_llama())
-    monkeypatch.setattr("paceline.drafters.auto.trained_head", lambda target, head: pytest.fail("asked for a head"))
-    monkeypatch.setattr(target, "chains_only", True)
-    assert not Auto(target).needs_trees
 
 
 @pytest.mark.skipif(not available(), reason="a guide needs a C++ compiler with OpenMP")

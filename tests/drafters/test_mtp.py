@@ -20,7 +20,7 @@ from paceline.drafters.auto import Auto
 from paceline.drafters.mtp.drafter import Mtp
 from paceline.drafters.mtp.layers import take_mtp
 from paceline.drafting.tree import TokenTree
-from paceline.errors import CheckpointError, OptionError, UnsupportedModel
+from paceline.errors import CheckpointError, OptionError, UnknownModel, UnsupportedModel
 from paceline.policies.fixed import Fixed
 from paceline.targets.target import PREFILL_CHUNK
 from tiny import small_llama
@@ -176,7 +176,7 @@ def test_the_configuration_stays_as_it_was(folder: Callable[[str], Path]) -> Non
     before, patterns = model.config.to_dict(), model._keys_to_ignore_on_load_unexpected
     llm.method("mtp")
     with pytest.raises(CheckpointError):
-        llm.method("mtp:head=/nowhere")
+        llm.method(f"mtp:head={folder('deepseek_v3')}")
     assert model.config.to_dict() == before
     assert model.config.name_or_path == str(folder("qwen3_5_text"))
     assert model._keys_to_ignore_on_load_unexpected == patterns
@@ -191,8 +191,10 @@ def test_what_cannot_be(folder: Callable[[str], Path], tmp_path: Path) -> None:
     small = paceline.load(small_llama(hidden_size=16), drafter="none")
     with pytest.raises(CheckpointError, match="holds no layers for"):
         small.method(f"mtp:head={folder('llama')}")
-    with pytest.raises(CheckpointError, match="holds no layers for"):
+    with pytest.raises(UnsupportedModel, match="it is not a model folder"):
         without.method(f"mtp:head={tmp_path}")
+    with pytest.raises(UnknownModel, match="there is no model folder"):
+        without.method("mtp:head=/nowhere")
 
 
 def test_no_files(folder: Callable[[str], Path]) -> None:

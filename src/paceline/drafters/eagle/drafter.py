@@ -72,7 +72,7 @@ class Eagle(AutoregressiveDrafter):
 
     default_policy = "pace"
     source = "eagle"
-    files = ("head",)
+    files: tuple[str, ...] = ("head",)
     shared_layers: SharedLayers | None = None
     _text: TextVocabulary | None = None
 

@@ -38,7 +38,8 @@ class EagleForward(SteppingForward):
 
     def __init__(self, head: EagleHead | Eagle3Head, target: Target, top: int = 1) -> None:
         super().__init__(target, head.reads or (target.num_layers,), head.shallow)
-        self.count, self.top = head.config.layers, min(top, target.vocab_size if head.tokens is None else len(head.tokens))
+        outputs = target.vocab_size if head.tokens is None else len(head.tokens)
+        self.count, self.top = head.config.layers, min(top, outputs)
         self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach(), target)
         self.token_norm: nn.Module | None = None  # of EAGLE-3: of what its first layer reads beside the state,
         self.state_norm: nn.Module = nn.Identity()  # and of the state that passes by it, where that is normed

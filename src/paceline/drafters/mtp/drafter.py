@@ -1,4 +1,4 @@
-"""Multi-token prediction (Gloeckle et al., 2024; DeepSeek-V3, 2024): the model's own layer for further tokens drafts."""
+"""Multi-token prediction (Gloeckle et al., 2024; DeepSeek-V3, 2024): a layer that came with the model drafts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from paceline.drafting.base import Row
 from paceline.drafting.budget import AUTO
 from paceline.drafting.tree import TokenTree
 from paceline.targets.target import PREFILL_CHUNK, PassOutput, Target
+
 
 class Mtp(Eagle):
     """Many models are published with a layer that was trained to tell the token after the next one: an EAGLE head in

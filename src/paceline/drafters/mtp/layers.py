@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import placed
 from paceline.errors import CheckpointError, OptionError, UnsupportedModel, first_line
-from paceline.files import at_home
 from paceline.targets.loading import quiet
+from paceline.targets.sources import resolve
 from paceline.targets.target import Target
 
 if TYPE_CHECKING:
@@ -45,36 +45,36 @@ def take_mtp(head: str | Path | MtpModel, target: Target) -> MtpModel:
         UnsupportedModel: transformers, or this tier, cannot run them.
         CheckpointError: the files lack them, or do not fit the model.
     """
+    count = count_mtp_layers(target) if head == AUTO else count_mtp_layers(target) or 1
+    if not count:
+        raise OptionError(
+            f"mtp: {target.name} was published without layers for multi-token prediction, as its configuration has it; "
+            "name a model that has them, as in mtp:head=FOLDER"
+        )
     if target.tier != "reference":
-        raise UnsupportedModel(f"mtp runs on the reference tier, not on {target.tier}: load {target.name} with it")
-    if not isinstance(head, str | Path):
-        made = head
-    else:
-        count = count_mtp_layers(target) or int(head != AUTO)
-        if not count:
-            raise OptionError(
-                f"mtp: {target.name} was published without layers for multi-token prediction, as its configuration "
-                "has it; name a model that has them, as in mtp:head=FOLDER"
-            )
-        made = _read(target, str(target.model.config.name_or_path) if head == AUTO else str(at_home(head)), count)
+        raise UnsupportedModel(f"mtp runs on the reference tier, and {target.name} was loaded on {target.tier}")
+    made = _read(target, head, count) if isinstance(head, str | Path) else head
     for module in (made.layers, getattr(made, "shared_post_norm", None)):  # what is the target's own stays
         if module is not None:
             placed(module, target.device, target.dtype)
-    return made.eval().requires_grad_(False)
+    made.eval().requires_grad_(False)
+    return made
 
 
-def _read(target: Target, folder: str, count: int) -> MtpModel:
-    if not folder:
+def _read(target: Target, head: str | Path, count: int) -> MtpModel:
+    name = target.model.config.name_or_path if head == AUTO else head
+    if not name:
         raise CheckpointError(f"mtp: {target.name} was not read from files: name them, as in mtp:head=FOLDER")
     try:
         from transformers.modeling_layers import MtpModel
     except ImportError as error:
         raise UnsupportedModel("mtp needs transformers 5.23 or newer") from error
+    source = resolve(name)
     try:
-        with _described(target.model, folder, count), quiet():
+        with _described(target.model, source.location, count), quiet():
             return MtpModel.from_pretrained(target.model)
     except Exception as error:  # of many kinds: files, shapes, what a configuration lacks
-        raise CheckpointError(f"mtp: {folder} holds no layers for {target.name}: {first_line(error)}") from error
+        raise CheckpointError(f"mtp: {name} holds no layers for {target.name}: {first_line(error)}") from error
 
 
 @contextmanager
@@ -89,9 +89,10 @@ def _described(model: PreTrainedModel, folder: str, count: int) -> Iterator[None
     wanted = {name: value for name, value in told.items() if value and not getattr(config, name, None)}
     # Beside others under one name, or counted on from the model's own layers.
     patterns = [r"(^|\.)mtp\.", *(rf"(^|\.)layers\.{index}\." for index in range(number, number + count))]
-    with _set(config, wanted), _set(model.config, {"_name_or_path": folder, "dtype": model.dtype}):
-        with _set(model, {"_keys_to_ignore_on_load_unexpected": patterns}):
-            yield
+    files = {"_name_or_path": folder, "dtype": model.dtype}
+    tensors = {"_keys_to_ignore_on_load_unexpected": patterns}
+    with _set(config, wanted), _set(model.config, files), _set(model, tensors):
+        yield
 
 
 def _kinds(config: PreTrainedConfig, name: str, count: int) -> list[str] | None:
