@@ -142,6 +142,7 @@ class LLM:
     def stream(self, prompt: Prompt, *, chat: bool | None = None, **sampling: Any) -> Iterator[str]:
         """Continue one prompt; yields text as it becomes certain, never half a character."""
         _refuse_method(sampling)
+        require(not _is_batch(prompt), "stream continues one prompt: generate takes a list of them")
         [request] = self.requests([prompt], chat=chat, **sampling)
         for _ in self.run([request]):
             with self.target.turns:  # another thread may decode this request's next round

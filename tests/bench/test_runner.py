@@ -218,6 +218,12 @@ def test_of_a_file_that_cannot_be_written_nothing_stays(tmp_path: Path, monkeypa
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["config.json"]
 
 
+def test_a_run_that_fails_before_it_measures_leaves_nothing(config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="there is no /nowhere"):
+        run(BenchConfig(**config | {"out": tmp_path / "new" / "run", "methods": ["ar", "eagle:head=/nowhere"]}))
+    assert not (tmp_path / "new").exists()
+
+
 def test_unusable_folders(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match="cannot write to"):

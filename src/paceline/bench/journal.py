@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from paceline.bench.methods import Generated
 from paceline.errors import OptionError, first_line, require
 from paceline.files import fits, read_json, whole
 
-CONFIG, RUNS, RESULTS, DIFFERENCES = "config.json", "runs.jsonl", "results.jsonl", "differences.jsonl"
+LOCK, CONFIG, RUNS, RESULTS, DIFFERENCES = ".lock", "config.json", "runs.jsonl", "results.jsonl", "differences.jsonl"
 SAMPLES = "samples.jsonl"
 
 Key = tuple[str, float, tuple[str, ...], int]
@@ -96,13 +96,16 @@ class Journal:
 
 @contextmanager
 def open_journal(folder: Path, settings: dict[str, Any], machine: dict[str, Any]) -> Iterator[Journal]:
-    """The journal of `folder`, new or gone on with, locked against other processes.
+    """The journal of `folder`, new or gone on with, locked against other processes. Of one that fails before
+    anything was measured nothing stays.
 
     Raises:
         OptionError: when the folder cannot be used, is in use, is damaged, or holds a run with other settings or
             from another machine: its measurements could not stand in one table with new ones.
     """
-    lock = FileLock(folder / ".lock", timeout=0)
+    lock = FileLock(folder / LOCK, timeout=0)
+    new = [place for place in (folder, *folder.parents) if not place.exists()]  # the deepest first
+    begun = (folder / CONFIG).exists()
     try:
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,8 +114,20 @@ def open_journal(folder: Path, settings: dict[str, Any], machine: dict[str, Any]
         raise OptionError(f"another process is measuring into {folder}") from error
     try:
         yield Journal(folder, _config(folder, settings, machine))
+    except BaseException:
+        if not begun and not any((folder / name).exists() for name in (RUNS, RESULTS)):
+            _take_back(folder, new)
+        raise
     finally:
         lock.release()
+
+
+def _take_back(folder: Path, new: Sequence[Path]) -> None:
+    with suppress(OSError):  # of folders in which others have put something
+        for name in (CONFIG, LOCK):
+            (folder / name).unlink(missing_ok=True)
+        for place in new:
+            place.rmdir()
 
 
 def _config(folder: Path, settings: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:

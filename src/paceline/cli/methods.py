@@ -65,12 +65,17 @@ def _show(registry: Registry, as_json: bool) -> None:
     for title in (registry.kind, "what it is", "options and their defaults"):
         table.add_column(title)
     for entry in found:
-        options = "\n".join(f"{name}={value}" for name, value in entry["options"].items())
+        options = "\n".join(f"{name}={_written(value)}" for name, value in entry["options"].items())
         policy = f"\n(+{entry['default_policy']})" if "default_policy" in entry else ""
         table.add_row(Text(entry["name"] + policy), Text(entry["about"]), Text(options))
     console = Console(highlight=False)
     console.print(table)
     console.print(f"[dim]Used as[/] {_EXAMPLE[registry.kind]}")
+
+
+def _written(value: object) -> str:
+    """A default as one writes it on the command line."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 _EXAMPLE = {

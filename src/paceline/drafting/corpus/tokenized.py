@@ -19,7 +19,7 @@ from jaxtyping import Float, Integer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from paceline.drafting.corpus.texts import Chat, chat_format, texts
+from paceline.drafting.corpus.texts import Chat, chat_format, open_text, texts
 from paceline.errors import CorpusError, DiskFull, ModelError, TokenizerMismatch, first_line, require
 from paceline.files import is_full, read_json
 from paceline.targets.loading import quiet
@@ -75,12 +75,16 @@ class Corpus:
         vocab: token ids are below this.
 
     Raises:
-        CorpusError: while it is read: a file is missing, empty, binary, not UTF-8 or malformed.
+        CorpusError: a file is missing; while it is read: one is empty, binary, not UTF-8 or malformed.
         TokenizerMismatch: samples are in another tokenizer's tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, paths: Sequence[Path], stage: Stage, title: str) -> None:
         require(len(paths) > 0, "name at least one corpus file")
+        for path in paths:
+            if not path.is_dir():
+                with open_text(path):  # one that is not there is told of before anything else is done
+                    pass
         self.tokenizer, self.paths, self.sources = tokenizer, paths, list[CorpusSource]()
         self.vocab = max(tokenizer.get_vocab().values()) + 1
         self._stage, self._title = stage, title
