@@ -77,7 +77,7 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code: 0, 1 (an error), 2 (wrong usage) or 130 (interrupted)."""
+    """See `paceline.cli.main`, which calls it."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:end]
@@ -93,8 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has gone: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        return 130
     except (PacelineError, typer.TyperException, OSError) as error:
         if debug:
             traceback.print_exc()

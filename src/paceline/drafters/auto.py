@@ -95,7 +95,7 @@ def trained_head(target: Target, head: str = "auto") -> Drafter | None:
     refused: PacelineError | None = None
     named = head not in (AUTO, NONE) and is_dflash(at_home(head))  # else EAGLE's reader would say what it lacks
     makers = [_dflash] if named else [_eagle, _dflash, _medusa]
-    if head == AUTO and count_mtp_layers(target):
+    if head == AUTO and target.tier == "reference" and count_mtp_layers(target):
         makers.append(_mtp)
     for make in makers:
         try:

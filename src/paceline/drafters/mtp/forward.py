@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import DynamicCache
 
 from paceline.drafters.eagle.stepping import Made, SteppingForward
 from paceline.targets.base import FEATURES
@@ -98,6 +97,8 @@ class MtpForward(SteppingForward):
     @torch.inference_mode()
     def _ask_shape(self) -> LayerShape:
         """What the layer keeps of a token: asked of it, by one token."""
+        from transformers import DynamicCache  # `auto` knows this module
+
         device, size = self.target.device, self.target.config.hidden_size
         cache = DynamicCache()
         ids = torch.zeros(1, 1, dtype=torch.long, device=device)

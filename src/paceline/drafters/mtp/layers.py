@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import placed
 from paceline.errors import CheckpointError, OptionError, UnsupportedModel, first_line
-from paceline.targets.loading import quiet
-from paceline.targets.sources import resolve
 from paceline.targets.target import Target
 
 if TYPE_CHECKING:
@@ -69,6 +67,9 @@ def _read(target: Target, head: str | Path, count: int) -> MtpModel:
         from transformers.modeling_layers import MtpModel
     except ImportError as error:
         raise UnsupportedModel("mtp needs transformers 5.23 or newer") from error
+    from paceline.targets.loading import quiet  # which take seconds, and `auto` knows this module
+    from paceline.targets.sources import resolve
+
     source = resolve(name)
     try:
         with _described(target.model, source.location, count), quiet():
