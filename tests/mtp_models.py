@@ -19,6 +19,7 @@ except ImportError:  # before 5.23
 from tiny import byte_tokenizer
 
 LAYERS = 4  # of the model itself
+WINDOW = 12  # of layers that have one
 
 COMMON: dict[str, Any] = {
     "vocab_size": 257,
@@ -59,6 +60,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": ({}, {"num_mtp_layers": 1}),
     "qwen3_5_text": (LINEAR, {"mtp_num_hidden_layers": 1}),
     "qwen3_5": (LINEAR, {"mtp_num_hidden_layers": 1}),
+    "mellum": (
+        {**EXPERTS, "head_dim": 8, "num_experts": 4, "sliding_window": WINDOW},
+        {"num_nextn_predict_layers": 1, "mtp_layer_types": ["sliding_attention"], "mtp_mlp_layer_types": ["sparse"]},
+    ),
     "qwen3_next": (LINEAR | EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16}, {}),
     "glm4_moe": (ROUTED | {"head_dim": 8, "first_k_dense_replace": 1}, {"num_nextn_predict_layers": 1}),
     "deepseek_v3": (ROUTED | LATENT | {"first_k_dense_replace": 1}, {"num_nextn_predict_layers": 1}),
@@ -82,15 +87,18 @@ def write(kind: str, folder: Path, seed: int = 0) -> Path:
     facts = json.loads((folder / "config.json").read_text())
     text = facts.get("text_config", facts)
     text |= {"num_hidden_layers": LAYERS, **KINDS[kind][1]}
-    if "layer_types" in text:
-        text["layer_types"] = text["layer_types"][:LAYERS]
+    for name in ("layer_types", "mlp_layer_types"):
+        if text.get(name):
+            text[name] = text[name][:LAYERS]
     (folder / "config.json").write_text(json.dumps(facts))
     return folder
 
 
 def _random(kind: str, fields: dict[str, Any]) -> PreTrainedModel:
     fields = COMMON | fields | {"num_hidden_layers": LAYERS + 1}
-    if "linear_num_key_heads" in fields:
+    if kind == "mellum":
+        fields["layer_types"] = ["full_attention", *["sliding_attention"] * LAYERS]
+    elif "linear_num_key_heads" in fields:
         fields["layer_types"] = ["linear_attention"] * 3 + ["full_attention"] * 2
     if kind == "qwen3_5":
         sees = AutoConfig.for_model(kind, text_config=fields, vision_config=VISION)

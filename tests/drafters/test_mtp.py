@@ -17,12 +17,13 @@ from helpers import hf_greedy
 from paceline import LLM
 from paceline.decoding.request import Request
 from paceline.drafters.auto import Auto
+from paceline.drafters.eagle.stepping import ALONG
 from paceline.drafters.mtp.drafter import Mtp
+from paceline.drafters.mtp.forward import MtpForward
 from paceline.drafters.mtp.layers import take_mtp
 from paceline.drafting.tree import TokenTree
 from paceline.errors import CheckpointError, OptionError, UnknownModel, UnsupportedModel
 from paceline.policies.fixed import Fixed
-from paceline.targets.target import PREFILL_CHUNK
 from tiny import small_llama
 
 modeling_layers = pytest.importorskip("transformers.modeling_layers")
@@ -93,7 +94,7 @@ def by_transformers(mtp: torch.nn.Module, seen: torch.Tensor, tokens: list[int])
     states = mtp.forward_layer(
         0, seen, positions, transformers_cache(mtp), input_ids=torch.tensor([tokens]), use_cache=True
     )
-    return mtp.shared_head(states)[0, -1], states
+    return mtp._project_to_logits(states)[0, -1], states
 
 
 def transformers_cache(mtp: torch.nn.Module) -> object:
@@ -113,20 +114,31 @@ def test_a_seed_gives_its_own_sample(plain: Callable[[str], LLM], kind: str) -> 
     assert ids(rejected, **sampling) == ids(rejected, **sampling)
 
 
-def test_a_long_text_is_read_in_pieces(plain: Callable[[str], LLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the prompt, and of what came while no draft was asked for."""
-    monkeypatch.setattr("paceline.drafters.eagle.stepping.PREFILL_CHUNK", 16)
-    monkeypatch.setattr("paceline.drafters.mtp.drafter.PREFILL_CHUNK", 16)
-    llm, prompt = plain("glm4_moe").method("mtp:copy=0+fixed:k=0"), [1, 2, 3, 4] * 9
+@pytest.mark.parametrize("policy", ["fixed:k=0", "fixed:k=2"])
+def test_it_looks_back_so_far(policy: str, plain: Callable[[str], LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long prompt, and of what came while no draft was asked for, so many tokens wait."""
+    monkeypatch.setattr(MtpForward, "tail", 16)
+    llm, prompt = plain("glm4_moe").method(f"mtp:copy=0+{policy}"), [1, 2, 3, 4] * 9
     [request] = llm.requests([prompt], max_new_tokens=60, eos=())
     drafter = llm.drafter
     assert isinstance(drafter, Mtp)
     for _ in llm.engine.run([request]):
         read, waiting = int(drafter.forward.cache.lengths[0]), len(request.state.waiting)
-        assert read + waiting == len(request.ids) - 1
-        assert waiting < 16 or not read
+        if policy == "fixed:k=0":
+            assert read == 0
+            assert 16 + ALONG <= waiting <= 2 * (16 + ALONG)
+        else:
+            assert read + waiting == len(request.ids) - 1 - (len(prompt) - 1 - 16 - ALONG)
     assert request.output == hf_greedy(llm.target.model, prompt, 60)
-    assert PREFILL_CHUNK > 16
+
+
+def test_a_request_that_ends_within_a_copied_draft(plain: Callable[[str], LLM]) -> None:
+    """When nothing of a long prompt has been read yet."""
+    llm, prompt = plain("llama").method("mtp:copy=1+fixed:k=6"), [1, 2, 3, 4, 5, 6, 7, 8] * 26
+    truth = hf_greedy(llm.target.model, prompt, 8)
+    for eos in truth[1:4]:
+        [output] = llm.generate([prompt], max_new_tokens=8, eos=(eos,))
+        assert output.tokens == truth[: truth.index(eos) + 1]
 
 
 def test_auto_asks_it(plain: Callable[[str], LLM]) -> None:
@@ -148,7 +160,7 @@ def test_auto_does_without_what_the_files_lack(folder: Callable[[str], Path], tm
     llm = paceline.load(str(bare), tier="reference")
     assert not any(isinstance(part, Mtp) for part in llm.drafter.parts)
     assert ids(llm) == ids(llm.method("none"))
-    with pytest.raises(CheckpointError, match=r"holds no layers for .*weights are missing"):
+    with pytest.raises(CheckpointError, match=r"holds no layer for .*weights are missing"):
         llm.method("mtp")
     assert ids(llm.method(f"mtp:head={folder('qwen3_5_text')}+fixed:k=3")) == ids(llm.method("none"))
 
@@ -163,33 +175,65 @@ def stripped(source: Path, target: Path) -> Path:
     return target
 
 
-def test_layers_made_in_python(plain: Callable[[str], LLM]) -> None:
+def test_a_layer_made_in_python(plain: Callable[[str], LLM]) -> None:
     llm = plain("llama")
     made = take_mtp("auto", llm.target)
     assert ids(llm.method(lambda target: Mtp(target, head=made), "fixed:k=3")) == ids(llm)
+    with pytest.raises(OptionError, match="states of size 32, the model of 16"):
+        Mtp(paceline.load(small_llama(hidden_size=16), drafter="none").target, head=made)
 
 
-def test_the_configuration_stays_as_it_was(folder: Callable[[str], Path]) -> None:
-    """What transformers has to be told for a moment is taken back, also where it fails."""
+def test_quantised_files_are_refused(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Their layer would be read without its scales."""
+    copied = tmp_path / "fp8"
+    copied.mkdir()
+    for file in folder("llama").iterdir():
+        (copied / file.name).write_bytes(file.read_bytes())
+    facts = json.loads((copied / "config.json").read_text())
+    facts["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (copied / "config.json").write_text(json.dumps(facts))
+    llm = paceline.load(str(folder("llama")), drafter="none", tier="reference")
+    with pytest.raises(UnsupportedModel, match="are quantised"):
+        llm.method(f"mtp:head={copied}")
+
+
+def test_a_sliding_layer(tmp_path: Path) -> None:
+    """As Mellum has it, under a name of transformers' own; its window is shorter than the text."""
+    llm = paceline.load(str(mtp_models.write("mellum", tmp_path / "mellum")), drafter="none", tier="reference")
+    drafter = Mtp(llm.target)
+    assert drafter.forward._shape.reach.window == mtp_models.WINDOW
+    outputs = llm.method("mtp:copy=0+fixed:k=3").generate(PROMPTS, max_new_tokens=60, eos=(), batch=3)
+    assert [output.tokens for output in outputs] == [hf_greedy(llm.target.model, prompt, 60) for prompt in PROMPTS]
+    assert sum(output.stats.accepted for output in outputs) > 60
+
+
+def test_the_model_stays_as_it_was(folder: Callable[[str], Path]) -> None:
+    """Whatever transformers has to be told; and embeddings that are trained further go on being so."""
     llm = paceline.load(str(folder("qwen3_5_text")), drafter="none", tier="reference")
     model = llm.target.model
     before, patterns = model.config.to_dict(), model._keys_to_ignore_on_load_unexpected
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     llm.method("mtp")
     with pytest.raises(CheckpointError):
         llm.method(f"mtp:head={folder('deepseek_v3')}")
     assert model.config.to_dict() == before
     assert model.config.name_or_path == str(folder("qwen3_5_text"))
     assert model._keys_to_ignore_on_load_unexpected == patterns
+    assert [name for name, weight in model.named_parameters() if weight.requires_grad] == trained != []
 
 
 def test_what_cannot_be(folder: Callable[[str], Path], tmp_path: Path) -> None:
     without = paceline.load(small_llama(), drafter="none")
-    with pytest.raises(OptionError, match="published without layers for multi-token prediction"):
+    with pytest.raises(OptionError, match="published without a layer for multi-token prediction"):
         without.method("mtp")
     with pytest.raises(OptionError, match="tree must be >= 1"):
         without.method("mtp:tree=0")
+    with pytest.raises(OptionError, match="must be a folder, a hub id or an MtpModel, not 3"):
+        Mtp(without.target, head=3)
+    with pytest.raises(OptionError, match="name the folder"):
+        without.method("mtp:head=")
     small = paceline.load(small_llama(hidden_size=16), drafter="none")
-    with pytest.raises(CheckpointError, match="holds no layers for"):
+    with pytest.raises(CheckpointError, match="holds no layer for"):
         small.method(f"mtp:head={folder('llama')}")
     with pytest.raises(UnsupportedModel, match="it is not a model folder"):
         without.method(f"mtp:head={tmp_path}")
@@ -200,7 +244,7 @@ def test_what_cannot_be(folder: Callable[[str], Path], tmp_path: Path) -> None:
 def test_no_files(folder: Callable[[str], Path]) -> None:
     model = small_llama()
     model.config.num_mtp_layers = 1
-    with pytest.raises(CheckpointError, match="was not read from files"):
+    with pytest.raises(OptionError, match="was not read from files"):
         paceline.load(model, drafter="mtp")
 
 

@@ -237,3 +237,16 @@ def test_a_budget_that_leaves_the_choice_to_another() -> None:
     assert Deferred(budget).min_score(2, 0.1) == budget.min_score(2, 0.1)
     assert Deferred(None).min_score(2) == 0.0
     Deferred(budget).observe([1])
+
+
+def test_of_a_target_that_reads_chains_the_best_path_is_chosen_from() -> None:
+    """Of siblings only one would be verified: the others' promise counts for nothing."""
+    tree = TokenTree.root(0)
+    for token in (1, 2, 3):
+        tree.add(token, 0, "a", score=0.3)
+    last = tree.add(4, 2, "a", score=0.25)
+    plan = Budget(GPU, chains=True).plan(tree)
+    assert plan.order == [2, last]
+    assert len(plan.probabilities) == len(plan.gains) - 1 == 2
+    assert len(Budget(GPU).plan(tree).order) == 4
+    assert Budget(GPU, chains=True).choose(tree).tokens == [0, 2, 4]

@@ -11,7 +11,7 @@ from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.medusa.drafter import Medusa
 from paceline.drafters.merge import Merge
 from paceline.drafters.mtp.drafter import Mtp
-from paceline.drafters.mtp.layers import count_mtp_layers
+from paceline.drafters.mtp.layers import has_mtp_layer
 from paceline.drafters.recycling import Recycling
 from paceline.drafters.rest.datastore import datastore_folder
 from paceline.drafters.suffix import Suffix
@@ -95,7 +95,7 @@ def trained_head(target: Target, head: str = "auto") -> Drafter | None:
     refused: PacelineError | None = None
     named = head not in (AUTO, NONE) and is_dflash(at_home(head))  # else EAGLE's reader would say what it lacks
     makers = [_dflash] if named else [_eagle, _dflash, _medusa]
-    if head == AUTO and target.tier == "reference" and count_mtp_layers(target):
+    if head == AUTO and target.tier == "reference" and has_mtp_layer(target):
         makers.append(_mtp)
     for make in makers:
         try:
@@ -120,4 +120,4 @@ def _medusa(target: Target, head: str) -> Drafter:
 
 
 def _mtp(target: Target, head: str) -> Drafter:
-    return Mtp(target, head=head, tree=3, budget=12)
+    return Mtp(target, head=head, tree=2 if target.chains_only else 3, budget=12)

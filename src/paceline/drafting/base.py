@@ -133,7 +133,7 @@ class Drafter:
     def new_budget(self, row: Row) -> Budget:
         """An automatic budget for a request, which starts from what those before it have shown of this drafter."""
         before = self.calibration_of_samples if row.sampling else self.calibration
-        return Budget(costs_of(self.target, row.plain), before, self.target.packs)
+        return Budget(costs_of(self.target, row.plain), before, self.target.packs, self.target.chains_only)
 
     @property
     def predictors(self) -> tuple[Path, ...]:

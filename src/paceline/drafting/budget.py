@@ -125,10 +125,13 @@ class Budget:
         before: what requests before this one have shown of the drafters; it learns from this one.
         packed: of several requests that share a pass, each has as many nodes as are worth it; else all are padded to
             the widest.
+        chains: whether the target reads no branches: the best path is all that is chosen from.
     """
 
-    def __init__(self, costs: Costs, before: Calibration | None = None, packed: bool = False) -> None:
-        self.costs, self.packed = costs, packed
+    def __init__(
+        self, costs: Costs, before: Calibration | None = None, packed: bool = False, chains: bool = False
+    ) -> None:
+        self.costs, self.packed, self._chains = costs, packed, chains
         self._calibration = Calibration(before, FADING)
         self._factors: dict[str, list[float]] = {}  # this round's, by source and class
         self._rate = Rate()  # in plain rounds with as many requests as there are: it holds when others come and go
@@ -172,7 +175,7 @@ class Budget:
         step = self.step(rows)
         rate = self._rate() / plain / step
         probabilities = self._probabilities(tree)
-        order = best_first(probabilities)[:nodes]
+        order = (tree.most_promising(probabilities) if self._chains else best_first(probabilities))[:nodes]
         widths = range(narrow, narrow + step * len(order) + 1, step)
         seconds = self.costs.series(widths, slots, rows)
         alone = (seconds[0] + self.costs.between) / rows

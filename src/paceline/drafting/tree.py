@@ -107,10 +107,18 @@ class TokenTree:
             while children := self.children(node):
                 path.append(node := children[0])
             return self.keep(path)
+        return self.keep(self.most_promising([1.0 if score is None else score for score in self.scores]))
+
+    def most_promising(self, probabilities: Sequence[float]) -> list[int]:
+        """Of all paths from the root, without it, the one of which most tokens are expected to be accepted.
+
+        Args:
+            probabilities: of all nodes, that they are.
+        """
         promise = [0.0]
-        for parent, score in zip(self.parents[1:], self.scores[1:], strict=True):
-            promise.append(promise[parent] + (1.0 if score is None else score))
-        return self.keep(self.path(max(range(len(self)), key=promise.__getitem__))[1:])
+        for parent, probability in zip(self.parents[1:], probabilities[1:], strict=True):
+            promise.append(promise[parent] + probability)
+        return self.path(max(range(len(self)), key=promise.__getitem__))[1:]
 
     def child(self, parent: int, token: int) -> int | None:
         """The first child of `parent` that holds `token`."""

@@ -2,57 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import exp
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paceline.clock import now
 from paceline.drafters.eagle.forward import EagleForward
 from paceline.drafters.eagle.kinds import take_eagle
-from paceline.drafters.eagle.stepping import Guessed, SteppingForward
-from paceline.drafters.eagle.tree import DynamicTree
-from paceline.drafters.eagle.waiting import Waiting
-from paceline.drafting.autoregressive import AutoregressiveDrafter, Step, Told
+from paceline.drafters.eagle.stepping import Guessed
+from paceline.drafters.eagle.stepping_drafter import TOLD, SteppingDrafter
 from paceline.drafting.base import Row
-from paceline.drafting.batch_budget import choose
-from paceline.drafting.budget import AUTO, Budget
+from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.shared_layers import SharedLayers
 from paceline.drafting.text_vocabulary import TextVocabulary
-from paceline.drafting.tree import TokenTree, last_nodes, tree_span
-from paceline.drafting.tree_drafter import max_candidates
+from paceline.drafting.tree import TokenTree
 from paceline.errors import require
-from paceline.policies.sureness import Sureness
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
-from paceline.targets.target import PassOutput, Target
-
-FADING = 0.1  # weight of the newest among measured seconds
-TOLD = 8  # most of the likeliest tokens that are looked for one by one
+from paceline.targets.target import Target
 
 
-@dataclass
-class EagleState:
-    """A request's state.
-
-    Attributes:
-        waiting: see `EagleForward`.
-        budget: chooses how much of a tree is verified; None: that is fixed.
-        length: tokens when it was last drafted for.
-        read: how many nodes of this round's chain the layers that are shared have run over, the first ones.
-    """
-
-    waiting: Waiting
-    budget: Budget | None
-    length: int = 0
-    read: int = 0
-
-
-class Eagle(AutoregressiveDrafter):
+class Eagle(SteppingDrafter):
     """A small decoder guesses the target's next hidden state from the last one and the token that was chosen from it;
     an output matrix makes tokens of it. Of accepted tokens it then reads the target's own hidden states: the last ones,
     or, an EAGLE-3 head, those of several depths.
@@ -61,20 +34,15 @@ class Eagle(AutoregressiveDrafter):
         head: folder of an EAGLE or EAGLE-3 head, or (from Python) an `EagleHead` or `Eagle3Head`, which is taken over;
             "auto": the one trained last on this machine for this model, or else one that is installed, EAGLE-3's first.
         k: layers that the head must have, found or given; None: any number.
-        tree: 1: a chain. Above: the likeliest `tree` nodes of each level are drafted from, and the likeliest `tree`
-            tokens after each are candidates; chosen, not drawn, even where the output is sampled.
-        budget: most nodes of a tree, the likeliest candidates of all levels; "auto": as many as pay on this machine.
+        tree, budget: see `SteppingDrafter`.
         extra: most tokens of a request's own text that a head with a trimmed vocabulary can draft besides, for models
             whose output matrix is their embeddings, and heads that use it; 0: none.
         copy: whether chains copy from the request's text where it repeats itself (see `Copies`); "auto": under policies
             that say so, as `pace` does.
     """
 
-    default_policy = "pace"
     source = "eagle"
-    files: tuple[str, ...] = ("head",)
-    shared_layers: SharedLayers | None = None
-    _text: TextVocabulary | None = None
+    files = ("head",)
 
     def __init__(
         self,
@@ -87,8 +55,7 @@ class Eagle(AutoregressiveDrafter):
         extra: int = 0,
         copy: bool | str = "auto",
     ) -> None:
-        super().__init__(target, copy=copy, chain=tree == 1)
-        self.take_options(tree, budget)
+        super().__init__(target, tree, budget, copy)
         require(k is None or k >= 1, f"eagle: a head has k = 1 layer or more, not {k}")
         require(extra >= 0, f"eagle: extra must be >= 0, not {extra}")
         made, self.folder = take_eagle(head, with_blocks(target, self.source), layers=k)
@@ -97,64 +64,24 @@ class Eagle(AutoregressiveDrafter):
         self.shares_cache = self.shared_layers is not None
         trimmed = made.tokens if made.shares_output else None
         self._text = None if trimmed is None or not extra else TextVocabulary(target, trimmed, extra)
-
-    def take_options(self, tree: int, budget: int | str) -> None:
-        """Those that all heads have which draft step by step."""
-        require(tree >= 1, f"{self.source}: tree must be >= 1, not {tree}")
-        self.tree, self.competes = tree, tree > 1
-        self.auto, self.max_candidates = budget == AUTO, max_candidates(budget, self.target)
-        self.reads_costs = self.auto and self.competes
-
-    def draft_by(self, forward: SteppingForward, tokens: Int[Tensor, " tokens"] | None = None) -> None:
-        """With this head, which can draft these tokens; None: all."""
-        self.forward, self.taps, self.tokens = forward, forward.taps, tokens
-        self._ids = None if tokens is None else tokens.tolist()
-        self.tree = min(self.tree, len(self._ids or range(self.target.vocab_size)))
-        self.hidden_width = self.target.config.hidden_size
-        self._states: Tensor  # guessed at the nodes that were drafted from last
-        self._seconds = 0.0  # of a row's level of a tree, below the first: fading mean
-
-    @property
-    def kept_taps(self) -> tuple[int, ...]:
-        """Empty: the last tokens are all that it looks at."""
-        return ()
-
-    def max_nodes(self, depth: int) -> int:
-        # The head's own cache is as large as the target's, and keeps all nodes that it drafts from.
-        return depth if self.tree == 1 else max(self.max_candidates, self.tree * depth)
+        self.ranks_all = self._text is None  # tokens of the text compete with the head's own
 
     def start(self, cache: KVCache) -> None:
-        self.forward.start(cache.batch, cache.capacity)
+        super().start(cache)
         if self.shared_layers:
             self.shared_layers.start(cache)
         if self._text:
             self._text.start(cache.batch)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        budget = self.new_budget(row) if self.reads_costs else None
-        most = self.forward.most
-        count = min(most, *(len(hidden[tap]) for tap in self.taps))  # of some, others may keep more than the last ones
-        last = {tap: hidden[tap][len(hidden[tap]) - count :].clone() for tap in self.taps}
-        row.state = EagleState(Waiting(self.taps, last, most), budget)
-        self.forward.begin(row)
+        super().begin(row, hidden)
         if self._text:
             self._text.begin(row.slot)
 
-    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
-        state: EagleState = row.state
-        state.waiting.add(out.taps, path)
-        if state.budget:
-            state.budget.observe(row.ids[state.length :])
-
     def move(self, source: int, target: int) -> None:
-        self.forward.cache.move(source, target)
+        super().move(source, target)
         if self._text:
             self._text.move(source, target)
-
-    # -- drafting --------------------------------------------------------------------------------------------------
-    @torch.inference_mode()
-    def catch_up(self, rows: Sequence[Row]) -> None:
-        self.forward.catch_up(rows)
 
     @torch.inference_mode()
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
@@ -162,7 +89,7 @@ class Eagle(AutoregressiveDrafter):
             self._text.read(rows)
         if self.shared_layers:
             self.shared_layers.begin_round()
-        trees = super().draft(rows) if self.tree == 1 else self._draft_trees(rows)
+        trees = super().draft(rows)
         if self.shared_layers:
             for row, tree in zip(rows, trees, strict=True):
                 row.state.read = min(self.shared_layers.nodes, len(tree))
@@ -176,96 +103,11 @@ class Eagle(AutoregressiveDrafter):
             return 0, None
         return self.shared_layers.resume([row.state.read for row in rows], trees, span, cache)
 
+    def own_states(self, rows: int, span: Callable[[np.ndarray], Span]) -> Float[Tensor, "batch width hidden"] | None:
+        return self.shared_layers.run(span(self.shared_layers.starts(rows))) if self.shared_layers else None
+
     def vocabulary(self, row: Row) -> Int[Tensor, " tokens"] | None:
         return self._text.of(row.slot) if self._text else self.tokens
 
-    def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
-        tokens, device = None, self.target.device
-        if self.shared_layers:
-            tokens = self.shared_layers.run(last_nodes(trees, self.shared_layers.starts(len(rows)), depth, device))
-        if depth == 0:
-            made = self.forward.roots(rows, tokens)
-        else:
-            span = last_nodes(trees, self.forward.starts(len(rows)), depth, device)
-            made = self.forward.nodes(self._states, span, tokens)
-        self._states = made.states
-        return Step(self._logits(made)[:, 0], made.states[:, 0], self._told(made))
-
-    def _told(self, made: Guessed) -> list[Told] | None:
-        """Unless tokens of the text compete with the head's own."""
-        if made.ranked is None or self._text:
-            return None
-        found = zip(*(some[:, 0].tolist() for some in made.ranked[1:]), strict=True)
-        return [Told(self._named(at), Sureness(exp(logp), entropy)) for (at, *_), (logp, *_), entropy in found]
-
-    def _named(self, at: int) -> int:
-        return self._ids[at] if self._ids else at
-
-    def _logits(self, made: Guessed) -> Float[Tensor, "batch width tokens"]:
+    def logits(self, made: Guessed) -> Float[Tensor, "batch width tokens"]:
         return self._text.logits(self.forward.features(made.states), made.logits) if self._text else made.logits
-
-    def _draft_trees(self, rows: Sequence[Row]) -> list[TokenTree]:
-        trees = [DynamicTree(row.ids[-1], self.tree, self.max_candidates) for row in rows]
-        self.sharing, started = len(rows) + self.others, now()
-        growing = [row for row in rows if row.room > 0 and row.policy.more(0)]
-        depth, first = 0, 0
-        while growing:
-            began = now()
-            # All rows go on by as many nodes at a time: those of a row that stopped are padding.
-            stop = first + len(trees[growing[0].slot].newest)
-            made = self._expand(rows, trees, first, stop)
-            self._states = made.states
-            growing = [row for row in growing if self._grow(row, trees[row.slot], made, depth)]
-            if depth:
-                seconds = (now() - began) / len(rows)
-                self._seconds += FADING * (seconds - self._seconds) if self._seconds else seconds
-            depth, first = depth + 1, stop
-        self.forwards = depth
-        return self._chosen(rows, [tree.tree(self.source) for tree in trees], now() - started)
-
-    def _expand(self, rows: Sequence[Row], trees: Sequence[DynamicTree], first: int, stop: int) -> Guessed:
-        """What is guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
-        expanded = [tree.expanded for tree in trees]
-        tokens = None
-        if self.shared_layers:
-            at = tree_span(expanded, self.shared_layers.starts(len(rows)), self.target.device)
-            tokens = self.shared_layers.run(at.part(first, stop))
-        if first == 0:
-            return self.forward.roots(rows, tokens)
-        width = stop - first
-        origins = [tree.origins if len(tree.origins) == width else [0] * width for tree in trees]
-        read = self._states[torch.arange(len(rows))[:, None], origins]
-        span = tree_span(expanded, self.forward.starts(len(rows)), self.target.device)
-        return self.forward.nodes(read, span.part(first, stop), tokens)
-
-    def _grow(self, row: Row, tree: DynamicTree, made: Guessed, depth: int) -> bool:
-        """Add a level of candidates unless the policy stops; True if the row wants yet another."""
-        hidden = made.states[row.slot, 0] if row.policy.reads_hidden else None
-        if not self.keeps(row, self._best_q(row, tree, made) if row.policy.reads_q else None, depth, hidden):
-            return False
-        tree.propose(*self._likeliest(row, made))
-        budget: Budget | None = row.state.budget
-        if depth + 1 == row.room or not row.policy.more(depth + 1):
-            return False
-        return tree.descend(budget.min_score(self.sharing, self._seconds) if budget else 0.0)
-
-    def _best_q(self, row: Row, tree: DynamicTree, made: Guessed) -> Float[Tensor, " tokens"]:
-        """The distribution after the likeliest of the newest nodes."""
-        path = [tree.expanded.tokens[node] for node in tree.expanded.path(tree.newest[0])[1:]]
-        return self.distribution(row, self.own(row, self._logits(made)[row.slot, 0]), path)
-
-    def _likeliest(self, row: Row, made: Guessed) -> tuple[list[list[int]], list[list[float]]]:
-        """`tree` tokens after each of the newest nodes, and their log-probabilities."""
-        if made.ranked and not self._text and self.tree <= TOLD:
-            found = made.ranked.likeliest[row.slot].tolist()
-            return [[self._named(at) for at in some] for some in found], made.ranked.logps[row.slot].tolist()
-        logps, at = self.own(row, self._logits(made)[row.slot]).log_softmax(-1).topk(self.tree)
-        tokens = self.vocabulary(row)
-        return (at if tokens is None else tokens[at]).tolist(), logps.tolist()
-
-    def _chosen(self, rows: Sequence[Row], trees: Sequence[TokenTree], seconds: float) -> list[TokenTree]:
-        for row in rows:
-            row.state.length = len(row.ids)
-        return choose(
-            [row.state.budget for row in rows], trees, [row.state.length for row in rows], self.sharing, seconds
-        )

@@ -15,7 +15,7 @@ from paceline.drafters.eagle.waiting import Taps, Waiting
 from paceline.drafting.base import Row
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
-from paceline.targets.target import PREFILL_CHUNK, Target
+from paceline.targets.target import Target
 
 if TYPE_CHECKING:
     from paceline.targets.native.target import Ranked
@@ -157,12 +157,12 @@ class SteppingForward(ABC):
             own.lengths[0] = 0
         taken = row.state.waiting.take(count)
         tokens = self._tokens(taken, row.state.waiting.first(self.shallow))[None] if self.shallow else None
-        for at in range(max(count - self.tail, 0), count, PREFILL_CHUNK):
-            part = slice(at, min(at + PREFILL_CHUNK, count))
-            ids = torch.tensor([row.ids[end - count :][part]], device=self.target.device)
-            pieces = [tap[None, part] for tap in taken]
-            self._read(pieces, Span(ids, own.lengths.copy()), own, None if tokens is None else tokens[:, part])
-            own.lengths += ids.shape[1]
+        last = slice(-self.tail, None)
+        pieces = [tap[None, last] for tap in taken]
+        length = pieces[0].shape[1]
+        ids = torch.tensor([row.ids[end - length : end]], device=self.target.device)
+        self._read(pieces, Span(ids, own.lengths.copy()), own, None if tokens is None else tokens[:, last])
+        own.lengths += length
 
     def _tokens(self, taken: Taps, after: Float[Tensor, "1 hidden"]) -> Float[Tensor, "tokens hidden"]:
         """The own states of the tokens that follow those taken; `after`: of the last of them."""

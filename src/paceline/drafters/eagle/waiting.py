@@ -10,6 +10,8 @@ from torch import Tensor
 
 Taps = Sequence[Float[Tensor, "tokens hidden"]]  # what a head reads side by side, each by itself
 
+MANY = 64  # of more rounds than these copies wait: what a pass has tapped has rows of all nodes, and of other requests
+
 
 class Waiting:
     """Hidden states of the target that a head has not read, up to the token before the root.
@@ -33,6 +35,8 @@ class Waiting:
 
     def add(self, taps: Mapping[int, Float[Tensor, "nodes hidden"]], path: Sequence[int]) -> None:
         """The nodes `path` of what a pass has tapped."""
+        if self._most > MANY:
+            taps, path = {tap: taps[tap][list(path)] for tap in self._order}, range(len(path))
         self._pieces.append((taps, path))
         self._count += len(path)
         while self._count - len(self._pieces[0][1]) > self._most:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from paceline.drafters.eagle.drafter import Eagle
+from paceline.drafters.eagle.stepping_drafter import SteppingDrafter
 from paceline.drafters.mtp.forward import MtpForward
 from paceline.drafters.mtp.layers import take_mtp
-from paceline.drafting.autoregressive import AutoregressiveDrafter
-from paceline.drafting.base import Row
 from paceline.drafting.budget import AUTO
-from paceline.drafting.tree import TokenTree
-from paceline.targets.target import PREFILL_CHUNK, PassOutput, Target
+from paceline.targets.target import Target
 
 
-class Mtp(Eagle):
+class Mtp(SteppingDrafter):
     """Many models are published with a layer that was trained to tell the token after the next one: an EAGLE head in
     all but name, which is drafted with in the same way. Of several such layers the first drafts, again and again.
 
     Args:
-        head: "auto": the layers in the target's own files; a folder or hub id: in those of another model, as where a
-            fine-tuned one was saved without them; or (from Python) transformers' `MtpModel`.
-        tree: as for `eagle`.
-        budget: as for `eagle`.
-        copy: as for `eagle`.
+        head: "auto": the layer in the target's own files; a folder or hub id: in those of another model, as where a
+            fine-tuned one was saved without it; or (from Python) transformers' `MtpModel`.
+        tree, budget: see `SteppingDrafter`.
+        copy: whether chains copy from the request's text where it repeats itself (see `Copies`); "auto": under policies
+            that say so, as `pace` does.
     """
 
     source = "mtp"
-    files = ()  # a hub id will do
 
     def __init__(
         self,
@@ -36,16 +32,6 @@ class Mtp(Eagle):
         budget: int | str = AUTO,
         copy: bool | str = "auto",
     ) -> None:
-        AutoregressiveDrafter.__init__(self, target, copy=copy, chain=tree == 1)
-        self.take_options(tree, budget)
+        super().__init__(target, tree, budget, copy)
         self.draft_by(MtpForward(take_mtp(head, target), target))
         self.hidden_width = target.config.hidden_size if target.has_blocks else None
-
-    @property
-    def kept_taps(self) -> tuple[int, ...]:
-        return self.taps
-
-    def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
-        super().observe(row, tree, path, out)
-        if len(row.state.waiting) >= PREFILL_CHUNK:  # all of it will be read: states take more room than keys
-            self.forward.catch_up([row])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from paceline.targets.cache import CacheWindow, KVCache
 from paceline.targets.layered import LayeredCache, LayerShape
 from paceline.targets.reach import Reach
 from paceline.targets.span import Span
-from paceline.targets.target import Target
+from paceline.targets.target import PREFILL_CHUNK, Target
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -31,10 +30,10 @@ class MtpForward(SteppingForward):
     t + 1, each normed, go through one matrix and one layer like the target's. What comes out tells token t + 2 by the
     target's output matrix, and stands for the feature in the next step.
 
-    It reads the whole text, as it was trained to.
+    It was trained on whole texts, so it looks back far.
     """
 
-    tail = sys.maxsize
+    tail = PREFILL_CHUNK
 
     def __init__(self, layers: MtpModel, target: Target) -> None:
         super().__init__(target, (target.num_layers if target.has_blocks else FEATURES,))
@@ -50,7 +49,7 @@ class MtpForward(SteppingForward):
         return states
 
     def head(self, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
-        logits: Tensor = self.mtp.shared_head(states)
+        logits: Tensor = self.mtp._project_to_logits(states)  # with all that the model does to its own
         return logits
 
     def _read(
