@@ -445,6 +445,7 @@ def engine_fit(
 ENGINES = [
     (drafter, *how)
     for drafter in (*DRAFTERS, *TOKENS_OF_THEIR_OWN, *COPYING)
+    if drafter != "mtp" or MtpModel
     for how in (("adaedl", "rejection"), ("fixed", "match"))
 ]
 #: Another rule that looks at q: with one drafter of each kind.
