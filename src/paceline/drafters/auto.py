@@ -66,7 +66,8 @@ class Auto(Merge):
 def sources(target: Target, head: str, guide: str, share: str) -> list[Drafter]:
     """All that a model has, for these options of `Auto`."""
     trigram = Trigram(target, guide=guide)
-    without = head == NONE or (head == AUTO and trigram.guided)  # beside a guide they brought nothing (docs/auto.md)
+    # Beside a guide heads brought nothing (docs/benchmarks-auto.md).
+    without = head == NONE or (head == AUTO and trigram.guided)
     trained = None if without else trained_head(target, head)
     recycling = [Recycling(target, share=share)] if share == PROCESS else []
     free = [trigram, Suffix(target, share=share), *recycling, *datastore(target)]
