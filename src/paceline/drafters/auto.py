@@ -66,8 +66,8 @@ class Auto(Merge):
 def sources(target: Target, head: str, guide: str, share: str) -> list[Drafter]:
     """All that a model has, for these options of `Auto`."""
     trigram = Trigram(target, guide=guide)
-    # Beside a guide heads brought nothing (docs/benchmarks-auto.md).
-    without = head == NONE or (head == AUTO and trigram.guided)
+    # Beside a guide heads brought nothing (docs/benchmarks-auto.md), and in another engine they cannot run.
+    without = head == NONE or (head == AUTO and (trigram.guided or target.foreign))
     trained = None if without else trained_head(target, head)
     recycling = [Recycling(target, share=share)] if share == PROCESS else []
     free = [trigram, Suffix(target, share=share), *recycling, *datastore(target)]
