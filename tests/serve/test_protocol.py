@@ -189,6 +189,12 @@ class TestRefusals:
         field, colon, _ = error["message"].partition(": ")
         assert error["param"] == (field if colon else None)
 
+    def test_a_text_that_is_too_long_is_told_as_clients_know_it(self, server: Running) -> None:
+        answer = server.post("/v1/completions", json={"prompt": "abc", **GREEDY, "max_tokens": 600})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert "maximum context length is 512 tokens" in error["message"]
+
     @pytest.mark.parametrize(
         ("more", "named"),
         [

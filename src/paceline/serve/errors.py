@@ -10,12 +10,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from paceline.errors import PacelineError
+from paceline.errors import ContextOverflow, PacelineError
 from paceline.serve.worker import Closing, QueueFull, RoundFailed
 
 _FORM = re.compile(r"str|list\[.*\]|\[key\]")  # in the place of a fault: which of several forms was tried
 _FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*): ")  # at the beginning of what is said: the field that is meant
 _BY_TYPE = "response_format"  # its form's name stands in the place of a fault, too
+TOO_LONG = "context_length_exceeded"  # by this code clients know that a shorter prompt would do
 RETRY_AFTER = "1"  # seconds: a round takes far less, an answer seldom more
 
 
@@ -34,7 +35,7 @@ KINDS: list[tuple[type[Exception], int, str]] = [
 ]
 
 
-def error_body(message: str, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
+def error_body(message: str, kind: str, code: int | str, param: str | None = None) -> dict[str, Any]:
     """The object that stands for an error, in a response and in a stream."""
     sound = message.encode(errors="replace").decode()  # it may quote what no response can hold
     return {"error": {"message": sound, "type": kind, "param": param, "code": code}}
@@ -44,7 +45,8 @@ def described(error: Exception) -> tuple[int, dict[str, Any]]:
     """Status and body of an exception; of one that is not paceline's own nothing is told."""
     status, kind = next((status, kind) for cls, status, kind in KINDS if isinstance(error, cls))
     message = str(error) if isinstance(error, PacelineError) else "internal error"
-    return status, error_body(message, kind, status, _named(message) if status == 400 else None)
+    code = TOO_LONG if isinstance(error, ContextOverflow) else status
+    return status, error_body(message, kind, code, _named(message) if status == 400 else None)
 
 
 def _named(message: str) -> str | None:

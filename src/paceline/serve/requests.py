@@ -128,7 +128,8 @@ class FrontDesk:
         room = self.context - prompt
         if room < (wanted or 1):
             new = "" if wanted is None else f" + {wanted} new tokens"
-            raise ContextOverflow(f"a prompt of {prompt} tokens{new} exceeds the context of {self.context} tokens")
+            most = f"this model's maximum context length is {self.context} tokens"  # clients look for these words
+            raise ContextOverflow(f"{most}, and a prompt of {prompt} tokens{new} exceeds it")
         return wanted or room
 
     def _method(self, asked: MethodChoice) -> tuple[str, LLM]:
