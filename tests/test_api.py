@@ -237,6 +237,10 @@ class TestGenerate:
 
 
 class TestStream:
+    def test_takes_one_prompt(self, llm: LLM) -> None:
+        with pytest.raises(OptionError, match="generate takes a list"):
+            next(llm.stream(["one", "two"], max_new_tokens=4))
+
     @pytest.mark.parametrize("drafter", ["none", "oracle"])
     def test_pieces_are_the_text(self, llm: LLM, drafter: str) -> None:
         prompt = llm.encode("Tell me")

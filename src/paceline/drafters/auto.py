@@ -39,7 +39,7 @@ class Auto(Merge):
     Args:
         parts: the sources (from Python), in place of those that the model has.
         head: a trained head as for `eagle`, `dflash` or `medusa`; "auto": where there is no guide, the first that fits
-            the model, in this order, or else the layers that it was published with (`mtp`); "none": do without.
+            the model, in this order, or else the layer that it was published with (`mtp`); "none": do without.
         guide: as for `trigram`.
         share: "process": as for `suffix`, and `recycling` is one of the sources, with a memory of all requests.
         budget: most nodes that are verified; a number asks all sources every round, so that a seed's own sample does
@@ -96,6 +96,7 @@ def trained_head(target: Target, head: str = "auto") -> Drafter | None:
     refused: PacelineError | None = None
     named = head not in (AUTO, NONE) and is_dflash(at_home(head))  # else EAGLE's reader would say what it lacks
     makers = [_dflash] if named else [_eagle, _dflash, _medusa]
+    # It runs on the reference tier only; others would read the model's whole configuration to tell.
     if head == AUTO and target.tier == "reference" and has_mtp_layer(target):
         makers.append(_mtp)
     for make in makers:

@@ -34,7 +34,7 @@ class PassOutput:
 
     Args:
         logits: `[batch, width, vocab]`; or what computes them when they are asked for.
-        taps: tap i is the hidden states that enter layer i.
+        taps: tap i is the hidden states that enter layer i; `FEATURES` what left the final norm.
         likeliest: the first of the largest logits, where the pass tells.
         firsts: where each row's nodes begin, of a pass that left the padding out: all tensors then have the dimension
             `tokens` in place of `batch` and `width`.

@@ -139,7 +139,7 @@ def read_layout(model: PreTrainedModel, context: int) -> tuple[Layout, States]:
             )
         if getattr(layer, "keys", None) is not None:
             name = names[index] if index < len(names) else None
-            layout[index] = _shape(config.model_type, layer, name, context)
+            layout[index] = layer_shape(config.model_type, layer, name, context)
     if len({shape.reach.name for shape in layout.values()}) != len({shape.reach for shape in layout.values()}):
         raise UnsupportedModel(
             f"{config.model_type}: layers of one type with windows of several sizes are not supported"
@@ -161,7 +161,8 @@ def uniform_shape(layout: Layout) -> CacheShape | None:
     return CacheShape(len(layout), *keys) if window is None and keys == values else None
 
 
-def _shape(model_type: str, layer: Any, name: str | None, context: int) -> LayerShape:
+def layer_shape(model_type: str, layer: Any, name: str | None, context: int) -> LayerShape:
+    """What a layer of a cache keeps of a token, by the keys and values that are in it; `name`: of its type."""
     window = _window(layer, context)
     name = name or ("full_attention" if window is None else "sliding_attention")
     if name not in KINDS or layer.keys.dim() != 4:

@@ -64,7 +64,10 @@ class Eagle(SteppingDrafter):
         self.shares_cache = self.shared_layers is not None
         trimmed = made.tokens if made.shares_output else None
         self._text = None if trimmed is None or not extra else TextVocabulary(target, trimmed, extra)
-        self.ranks_all = self._text is None  # tokens of the text compete with the head's own
+
+    @property
+    def ranks_all(self) -> bool:
+        return self._text is None  # tokens of the text compete with the head's own
 
     def start(self, cache: KVCache) -> None:
         super().start(cache)

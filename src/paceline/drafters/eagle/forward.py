@@ -21,7 +21,6 @@ from paceline.targets.target import Target
 
 if TYPE_CHECKING:
     from paceline.drafters.eagle.native_step import NativeSteps
-    from paceline.targets.native.target import Ranked
 
 
 class EagleForward(SteppingForward):
@@ -105,16 +104,10 @@ class EagleForward(SteppingForward):
         tokens: Tensor | None = None,
         last: int = 0,
     ) -> Made:
-        """The target's feature stands for a guessed state, or several of its states, fused."""
-        if self._steps:
-            fused, asked = [taps[at] for at in self._fused], 0 if self._every else last
-            return self._with_logits(*self._steps.roots(fused, span, cache, asked, self.top, tokens), last)
-        if self.token_norm is None:
-            return self._run(self.target.features(taps[0]), span, cache, tokens, last)
-        hidden = torch.cat([taps[at] for at in self._fused], -1)
-        if self.token_in is not None:
-            hidden = self._normed(hidden)
-        return self._run(self.fc(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1), span, cache, tokens, last)
+        if not self._steps:
+            return super()._read(taps, span, cache, tokens, last)
+        fused, asked = [taps[at] for at in self._fused], 0 if self._every else last
+        return self._with_logits(*self._steps.roots(fused, span, cache, asked, self.top, tokens), last)
 
     def _run(
         self,
@@ -124,17 +117,21 @@ class EagleForward(SteppingForward):
         tokens: Tensor | None = None,
         last: int = 0,
     ) -> Made:
-        if self._steps:
-            asked = 0 if self._every else last
-            return self._with_logits(*self._steps.nodes(states, span, cache, asked, self.top, tokens), last)
-        return self._with_logits(self._by_parts(states, span, cache, tokens), None, last)
+        if not self._steps:
+            return super()._run(states, span, cache, tokens, last)
+        asked = 0 if self._every else last
+        return self._with_logits(*self._steps.nodes(states, span, cache, asked, self.top, tokens), last)
 
-    def _with_logits(self, states: Float[Tensor, "batch width hidden"], ranked: Ranked | None, last: int) -> Made:
-        if ranked:
-            return states, ranked.logits, ranked
-        return states, self.head(states[:, -last:]) if last else None, None
+    def fused(self, taps: Sequence[Float[Tensor, "batch width hidden"]]) -> Float[Tensor, "batch width hidden"]:
+        """The target's feature, or several of its states."""
+        if self.token_norm is None:
+            return self.target.features(taps[0])
+        hidden = torch.cat([taps[at] for at in self._fused], -1)
+        if self.token_in is not None:
+            hidden = self._normed(hidden)
+        return self.fc(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
 
-    def _by_parts(
+    def run_layers(
         self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, tokens: Tensor | None
     ) -> Float[Tensor, "batch width hidden"]:
         embedded = self.target.embed(span) if tokens is None else tokens

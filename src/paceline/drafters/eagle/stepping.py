@@ -67,6 +67,15 @@ class SteppingForward(ABC):
         """Logits of guessed states."""
 
     @abstractmethod
+    def fused(self, taps: Sequence[Float[Tensor, "batch width hidden"]]) -> Float[Tensor, "batch width hidden"]:
+        """What the first step of a draft reads in place of a guessed state."""
+
+    @abstractmethod
+    def run_layers(
+        self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, tokens: Tensor | None
+    ) -> Float[Tensor, "batch width hidden"]:
+        """One step: the head's states after these and the span's tokens; `tokens` as of `roots`."""
+
     def _read(
         self,
         taps: Sequence[Float[Tensor, "batch width hidden"]],
@@ -76,8 +85,8 @@ class SteppingForward(ABC):
         last: int = 0,
     ) -> Made:
         """After tokens whose hidden states are known; see `_run`."""
+        return self._run(self.fused(taps), span, cache, tokens, last)
 
-    @abstractmethod
     def _run(
         self,
         states: Float[Tensor, "batch width hidden"],
@@ -87,6 +96,12 @@ class SteppingForward(ABC):
         last: int = 0,
     ) -> Made:
         """The head's states, and logits of the `last` nodes: of a single row, or of all nodes in several."""
+        return self._with_logits(self.run_layers(states, span, cache, tokens), None, last)
+
+    def _with_logits(self, states: Float[Tensor, "batch width hidden"], ranked: Ranked | None, last: int) -> Made:
+        if ranked:
+            return states, ranked.logits, ranked
+        return states, self.head(states[:, -last:]) if last else None, None
 
     @property
     def most(self) -> int:

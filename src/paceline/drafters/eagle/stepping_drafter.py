@@ -59,8 +59,6 @@ class SteppingDrafter(AutoregressiveDrafter):
     """
 
     default_policy = "pace"
-    #: Whether what a step ranks are all tokens that can be drafted.
-    ranks_all = True
 
     def __init__(self, target: Target, tree: int, budget: int | str, copy: bool | str) -> None:
         super().__init__(target, copy=copy, chain=tree == 1)
@@ -75,9 +73,14 @@ class SteppingDrafter(AutoregressiveDrafter):
         self.tree = min(self.tree, len(self._ids or range(self.target.vocab_size)))
         self.competes = self.tree > 1
         self.reads_costs = self.auto and self.competes
-        self.hidden_width = self.target.config.hidden_size
+        self.hidden_width = self.target.config.hidden_size if self.target.has_blocks else None
         self._states: Tensor  # guessed at the nodes that were drafted from last
         self._seconds = 0.0  # of a row's level of a tree, below the first: fading mean
+
+    @property
+    def ranks_all(self) -> bool:
+        """Whether what a step ranks are all tokens that can be drafted."""
+        return True
 
     @property
     def kept_taps(self) -> tuple[int, ...]:
@@ -127,13 +130,15 @@ class SteppingDrafter(AutoregressiveDrafter):
 
     def step(self, rows: Sequence[Row], trees: Sequence[TokenTree], depth: int) -> Step:
         device = self.target.device
-        tokens = self.own_states(len(rows), lambda starts: last_nodes(trees, starts, depth, device))
+
+        def nodes(starts: np.ndarray) -> Span:
+            return last_nodes(trees, starts, depth, device)
+
+        tokens = self.own_states(len(rows), nodes)
         if depth == 0:
             made = self.forward.roots(rows, tokens)
         else:
-            made = self.forward.nodes(
-                self._states, last_nodes(trees, self.forward.starts(len(rows)), depth, device), tokens
-            )
+            made = self.forward.nodes(self._states, nodes(self.forward.starts(len(rows))), tokens)
         self._states = made.states
         return Step(self.logits(made)[:, 0], made.states[:, 0], self._told(made))
 
@@ -173,14 +178,17 @@ class SteppingDrafter(AutoregressiveDrafter):
         """What is guessed at the newest nodes, which are `first .. stop-1` in each tree that grows."""
         expanded = [tree.expanded for tree in trees]
         device = self.target.device
-        tokens = self.own_states(len(rows), lambda starts: tree_span(expanded, starts, device).part(first, stop))
+
+        def newest(starts: np.ndarray) -> Span:
+            return tree_span(expanded, starts, device).part(first, stop)
+
+        tokens = self.own_states(len(rows), newest)
         if first == 0:
             return self.forward.roots(rows, tokens)
         width = stop - first
         origins = [tree.origins if len(tree.origins) == width else [0] * width for tree in trees]
         read = self._states[torch.arange(len(rows))[:, None], origins]
-        span = tree_span(expanded, self.forward.starts(len(rows)), device)
-        return self.forward.nodes(read, span.part(first, stop), tokens)
+        return self.forward.nodes(read, newest(self.forward.starts(len(rows))), tokens)
 
     def _grow(self, row: Row, tree: DynamicTree, made: Guessed, depth: int) -> bool:
         """Add a level of candidates unless the policy stops; True if the row wants yet another."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 Taps = Sequence[Float[Tensor, "tokens hidden"]]  # what a head reads side by side, each by itself
 
-MANY = 64  # of more rounds than these copies wait: what a pass has tapped has rows of all nodes, and of other requests
+MANY = 64  # where more may wait they are copied: what a pass has tapped has rows of all nodes, and of other requests
 
 
 class Waiting:

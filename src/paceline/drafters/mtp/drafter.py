@@ -34,4 +34,3 @@ class Mtp(SteppingDrafter):
     ) -> None:
         super().__init__(target, tree, budget, copy)
         self.draft_by(MtpForward(take_mtp(head, target), target))
-        self.hidden_width = target.config.hidden_size if target.has_blocks else None

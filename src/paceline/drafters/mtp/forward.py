@@ -9,20 +9,19 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import DynamicCache
 
-from paceline.drafters.eagle.stepping import Made, SteppingForward
+from paceline.drafters.eagle.stepping import SteppingForward
 from paceline.targets.base import FEATURES
 from paceline.targets.cache import CacheWindow, KVCache
 from paceline.targets.layered import LayeredCache, LayerShape
-from paceline.targets.reach import Reach
+from paceline.targets.layout import layer_shape
 from paceline.targets.span import Span
 from paceline.targets.target import PREFILL_CHUNK, Target
 
 if TYPE_CHECKING:
     from transformers import Cache
     from transformers.modeling_layers import MtpModel
-
-SLIDING = "sliding_attention"
 
 
 class MtpForward(SteppingForward):
@@ -52,29 +51,15 @@ class MtpForward(SteppingForward):
         logits: Tensor = self.mtp._project_to_logits(states)  # with all that the model does to its own
         return logits
 
-    def _read(
-        self,
-        taps: Sequence[Float[Tensor, "batch width hidden"]],
-        span: Span,
-        cache: KVCache,
-        tokens: Tensor | None = None,
-        last: int = 0,
-    ) -> Made:
-        states = self.target.features(taps[0]) if self.target.has_blocks else taps[0]
-        return self._run(states, span, cache, tokens, last)
+    def fused(self, taps: Sequence[Float[Tensor, "batch width hidden"]]) -> Float[Tensor, "batch width hidden"]:
+        return self.target.features(taps[0]) if self.target.has_blocks else taps[0]
 
-    def _run(
-        self,
-        states: Float[Tensor, "batch width hidden"],
-        span: Span,
-        cache: KVCache,
-        tokens: Tensor | None = None,
-        last: int = 0,
-    ) -> Made:
+    def run_layers(
+        self, states: Float[Tensor, "batch width hidden"], span: Span, cache: KVCache, tokens: Tensor | None
+    ) -> Float[Tensor, "batch width hidden"]:
         assert isinstance(cache, LayeredCache)
         (mask,) = cache.masks(span, states.dtype).values()
-        made = self._step(states, span, mask, CacheWindow(cache, span))
-        return made, self.head(made[:, -last:]) if last else None, None
+        return self._step(states, span, mask, CacheWindow(cache, span))
 
     def _step(
         self, states: Float[Tensor, "batch width hidden"], span: Span, mask: Tensor | None, cache: Cache
@@ -96,14 +81,9 @@ class MtpForward(SteppingForward):
     @torch.inference_mode()
     def _ask_shape(self) -> LayerShape:
         """What the layer keeps of a token: asked of it, by one token."""
-        from transformers import DynamicCache  # `auto` knows this module
-
         device, size = self.target.device, self.target.config.hidden_size
-        cache = DynamicCache()
+        cache = DynamicCache(config=self.mtp.config)
         ids = torch.zeros(1, 1, dtype=torch.long, device=device)
         states = torch.zeros(1, 1, size, dtype=self.target.dtype, device=device)
         self._step(states, Span(ids, np.zeros(1, dtype=np.int64)), None, cache)
-        kept: Any = cache.layers[0]
-        keys, values = ((part.shape[1], part.shape[3]) for part in (kept.keys, kept.values))
-        window = self.mtp.config.sliding_window if self._kind == SLIDING else None
-        return LayerShape(Reach(self._kind or "full_attention", window), keys, values)
+        return layer_shape(self.target.config.model_type, cache.layers[0], self._kind, self.target.context)

@@ -56,8 +56,8 @@ def take_mtp(head: str | Path | MtpModel, target: Target) -> MtpModel:
     if isinstance(head, str | Path):
         return _read(MtpModel, target, head)
     require(isinstance(head, MtpModel), f"mtp: head must be a folder, a hub id or an MtpModel, not {head!r}")
-    sizes = head.config.hidden_size, target.config.hidden_size
-    require(sizes[0] == sizes[1], "mtp: the layer given has states of size {}, the model of {}".format(*sizes))
+    own, size = head.config.hidden_size, target.config.hidden_size
+    require(own == size, f"mtp: the layer given has states of size {own}, the model of {size}")
     return _ready(head, target)
 
 
