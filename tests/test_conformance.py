@@ -185,14 +185,18 @@ def world(request: pytest.FixtureRequest, worlds: Callable[[str], World]) -> Wor
 
 
 #: A policy does not know which model it drafts for: the second one goes with those that need no more than its drafter.
-every_run = pytest.mark.parametrize(
+PAIRS = [
+    (model, drafter, policy)
+    for model in MODELS
+    for drafter, policy in RUNS
+    if model == "llama" or policy in (*MERGED, *READ_HIDDEN)
+]
+#: One drafter of each kind: for what a policy does in the same way whatever drafts, and a drafter whatever stops it.
+KINDS = ("draft-model", "eagle", "trigram", "merge")
+every_run = pytest.mark.parametrize(("world", "drafter", "policy"), PAIRS, indirect=["world"])
+some_runs = pytest.mark.parametrize(
     ("world", "drafter", "policy"),
-    [
-        (model, drafter, policy)
-        for model in MODELS
-        for drafter, policy in RUNS
-        if model == "llama" or policy in (*MERGED, *READ_HIDDEN)
-    ],
+    [(model, drafter, policy) for model, drafter, policy in PAIRS if policy in MERGED or drafter in KINDS],
     indirect=["world"],
 )
 
@@ -223,19 +227,19 @@ def test_greedy_batch_under_every_policy(world: World, drafter: str, policy: str
         assert (sum(output.stats.drafted for output in outputs) > 0) == drafts
 
 
-@every_run
+@some_runs
 def test_greedy_alone(world: World, drafter: str, policy: str) -> None:
     for prompt, truth in list(world.truths.items())[1:3]:
         assert ids(world.llm(drafter, policy), prompts=[list(prompt)]) == [truth]
 
 
-@every_run
+@some_runs
 def test_match_gives_the_seeds_own_sample(world: World, drafter: str, policy: str) -> None:
     """Sample-match draws by output position: a seed gives the same tokens whatever drafts."""
     assert ids(world.llm(drafter, policy, "match"), **SAMPLING) == world.sample
 
 
-@every_run
+@some_runs
 def test_sampling_ends_and_repeats(world: World, drafter: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Length, record and reproducibility; the distribution is tested in decoding/test_losslessness.py."""
     llm = world.llm(drafter, policy, "rejection")
