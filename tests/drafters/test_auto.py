@@ -175,7 +175,7 @@ def test_a_head_that_is_not_asked_reads_nothing(tmp_path: Path, monkeypatch: pyt
     for _ in llm.engine.run([request]):
         if rounds <= 20:
             assert not eagle.forward.cache.lengths.any()
-            waiting, come = len(request.state.memory[at].state.waiting), len(request.ids) - 1
+            waiting, come = len(request.state.views[at].state.waiting), len(request.ids) - 1
             assert waiting == come if come <= eagle.forward.most else eagle.forward.most <= waiting <= come
         elif rounds == 21:
             assert eagle.forward.cache.lengths[0] == TAIL + ALONG

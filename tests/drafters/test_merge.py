@@ -252,7 +252,7 @@ def test_policies_of_heads_are_told_of_rounds_in_which_they_were_asked(monkeypat
     [request] = llm.requests([[1, 2, 3]], max_new_tokens=30, eos=())
     steps = llm.engine.run([request])
     next(steps)
-    monkeypatch.setattr(type(request.state.memory[1].policy), "observe", observe)
+    monkeypatch.setattr(type(request.state.views[1].policy), "observe", observe)
     for _ in steps:
         pass
     own = [told[at] for at in range(1, len(told)) if told[at] == told[at - 1]]  # the request's own is told each round

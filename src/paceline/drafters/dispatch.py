@@ -11,9 +11,9 @@ from weakref import ref
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafters.merge import Part
 from paceline.drafters.prediction import Prediction
 from paceline.drafting.base import Drafter, Row
+from paceline.drafting.row_view import RowView
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.policies.fixed import Fixed
@@ -28,7 +28,7 @@ GRAMMAR = "grammar"  # the source of tokens that are forced
 Hidden = dict[int, Float[Tensor, "tokens hidden"]]
 
 
-class Seat(Part):
+class Seat(RowView):
     """A request as one of the drafters sees it: with a row of that drafter's own."""
 
     def __init__(self, row: Row, policy: Any, shared: bool) -> None:

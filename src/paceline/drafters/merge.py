@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
@@ -18,6 +18,7 @@ from paceline.drafting.batch_budget import spend
 from paceline.drafting.budget import Budget, Deferred
 from paceline.drafting.gate import Gate, Stopwatch
 from paceline.drafting.pool import Pool
+from paceline.drafting.row_view import RowView
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter, reach
 from paceline.errors import OptionError, require
@@ -31,12 +32,14 @@ class MergeState:
     """A request's state.
 
     Attributes:
-        memory: by drafter: what it remembers of the request, or the request as it sees it (`Part`).
+        memory: by drafter without a model: what it remembers of the request.
+        views: by any other: the request as it sees it.
         gates: by drafter whose candidates compete: whether to ask it; None: all are asked.
         length: tokens when it was last drafted for.
     """
 
-    memory: list[Any]
+    memory: dict[int, Any]
+    views: dict[int, RowView]
     budget: Budget | None
     gates: dict[int, Gate] | None
     length: int = 0
@@ -68,6 +71,7 @@ class Merge(TreeDrafter):
             not any(isinstance(part, Merge) for part in self.parts),
             "merge: auto and other merges cannot be parts of one: name their drafters",
         )
+        # By number: those without a model, heads with trees of scores, and those whose trees are taken whole.
         self.free = {at: part for at, part in enumerate(self.parts) if isinstance(part, TreeDrafter)}
         self.paid = {at: part for at, part in enumerate(self.parts) if part.competes}
         self.whole = {at: part for at, part in enumerate(self.parts) if at not in self.free and at not in self.paid}
@@ -92,19 +96,16 @@ class Merge(TreeDrafter):
             part.start(cache)
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
-        memory = [
-            self.free[at].remember(row) if at in self.free else Part(row, deepcopy(row.policy))
-            for at in range(len(self.parts))
-        ]
+        memory = {at: free.remember(row) for at, free in self.free.items()}
+        views = {at: RowView(row, deepcopy(row.policy)) for at in (*self.paid, *self.whole)}
         known = self.known_of_samples if row.sampling else self.known
         gates = {at: Gate(before) for at, before in known.items()} if self.auto else None
-        row.state = state = MergeState(memory, self.new_budget(row) if self.auto else None, gates)
-        for at, part in enumerate(self.parts):
-            if at not in self.free:
-                memory[at].begin_round({tap: entered[-1:] for tap, entered in hidden.items()}, self.target.num_layers)
-                part.begin(memory[at], hidden)
+        row.state = state = MergeState(memory, views, self.new_budget(row) if self.auto else None, gates)
+        for at, view in views.items():
+            view.begin_round({tap: entered[-1:] for tap, entered in hidden.items()}, self.target.num_layers)
+            self.parts[at].begin(view, hidden)
             if at in self.paid:
-                memory[at].state.budget = Deferred(state.budget)
+                view.state.budget = Deferred(state.budget)
 
     # -- a round ---------------------------------------------------------------------------------------------------
     def draft(self, rows: Sequence[Row]) -> list[TokenTree]:
@@ -112,10 +113,10 @@ class Merge(TreeDrafter):
         self.sharing, sampling = together, any(row.sampling for row in rows)
         if self.auto and not self.whole and self.pause.pauses(together, sampling):
             for row, at in product(rows, self.paid):
-                row.state.memory[at].asked = False
+                row.state.views[at].asked = False
             return trees
         began = now()
-        views: dict[int, list[Any]] = {at: [row.state.memory[at] for row in rows] for at in self.whole}
+        views: dict[int, list[Any]] = {at: [row.state.views[at] for row in rows] for at in self.whole}
         # The first drafts last: the target's pass may go on from what it left in the cache (see `enter`).
         drafts = {at: self.whole[at].draft(views[at]) for at in reversed(self.whole)}
         for at in self.whole:
@@ -159,13 +160,13 @@ class Merge(TreeDrafter):
     def _takes(self, at: int, row: Row) -> float:
         """Seconds that asking a drafter is thought to take: more where it has to catch up first."""
         seconds = self.stopwatches[at].seconds
-        return seconds if at in self.free or row.state.memory[at].asked else seconds + self.waking[at].seconds
+        return seconds if at in self.free or row.state.views[at].asked else seconds + self.waking[at].seconds
 
     def _wake(self, at: int, rows: Sequence[Row], asked: Sequence[Row]) -> None:
         """Tell a paid drafter which rows it is about to draft for, so that it reads what came while it was not asked.
         That happens once, and says nothing of what asking every round takes: it is timed by itself.
         """
-        views = [row.state.memory[at] for row in rows]
+        views = [row.state.views[at] for row in rows]
         woken = 0
         for row, view in zip(rows, views, strict=True):
             woken += row in asked and not view.asked
@@ -183,7 +184,7 @@ class Merge(TreeDrafter):
     ) -> dict[int, TokenTree]:
         """By slot of the rows that ask, what a drafter proposes."""
         if at in self.paid:
-            views = [row.state.memory[at] for row in rows]
+            views = [row.state.views[at] for row in rows]
             trees = self.paid[at].draft(views)
             for row in asked:
                 own = trees[row.slot]
@@ -205,7 +206,7 @@ class Merge(TreeDrafter):
         first = next(iter(self.whole), None)
         if first is None or any(part.shares_cache for part in self.paid.values()):
             return 0, None
-        return self.whole[first].enter([row.state.memory[first] for row in rows], trees, span, cache)
+        return self.whole[first].enter([row.state.views[first] for row in rows], trees, span, cache)
 
     def observe(self, row: Row, tree: TokenTree, path: list[int], out: PassOutput) -> None:
         state: MergeState = row.state
@@ -215,25 +216,25 @@ class Merge(TreeDrafter):
         for at, free in self.free.items():
             free.learn(row, state.memory[at], tree, path, out)
         for at, paid in self.paid.items():
-            view = state.memory[at]
+            view = state.views[at]
             if view.asked:  # else its policy has not been asked either
                 view.policy.observe(*view.outcome(tree, path))
             paid.observe(view, tree, path, out)
         for at, part in self.whole.items():
-            view = state.memory[at]
+            view = state.views[at]
             depth, drafted = view.tree.depth, view.tree.drafted
             own = view.follow(tree, path)
             view.policy.observe(depth, sum(0 < node <= drafted for node in own))  # others' tokens are not its own
             part.observe(view, view.tree, own, out.at(view.places))
-        for at in (*self.paid, *self.whole):
-            if state.memory[at].policy.reads_hidden:
-                state.memory[at].begin_round({tap: hidden[path[-1:]] for tap, hidden in out.taps.items()}, layers)
+        for view in state.views.values():
+            if view.policy.reads_hidden:
+                view.begin_round({tap: hidden[path[-1:]] for tap, hidden in out.taps.items()}, layers)
 
     def end(self, row: Row) -> None:
         for at, free in self.free.items():
             free.forget(row, row.state.memory[at])
-        for at in (*self.paid, *self.whole):
-            self.parts[at].end(row.state.memory[at])
+        for at, view in row.state.views.items():
+            self.parts[at].end(view)
 
     def move(self, source: int, target: int) -> None:
         for part in self.parts:
@@ -245,48 +246,6 @@ def _named(drafters: str, target: Target) -> list[Drafter]:
 
     specs = [DRAFTERS.parse(name.replace(";", ":")) for name in drafters.split("|") if name]
     return [spec.build(target) for spec in specs]
-
-
-class Part:
-    """A request as one of the merged drafters sees it: with a state, a tree and a policy of its own."""
-
-    def __init__(self, row: Row, policy: Any) -> None:
-        self._row, self.policy = row, policy
-        self.state: Any = None
-        self.asked = True
-        self.tree: TokenTree
-        self.places: list[int]  # where the merged tree has the nodes of `tree`
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._row, name)
-
-    @property
-    def room(self) -> int:
-        return self._row.room if self.asked else 0
-
-    def begin_round(self, hidden: Mapping[int, Float[Tensor, "token hidden"]], layers: int) -> None:
-        """Show its policy the target's last hidden state, as engines do to the request's own."""
-        if self.policy.reads_hidden and len(hidden[layers]):
-            self.policy.begin_round(hidden[layers][-1])
-
-    def outcome(self, merged: TokenTree, path: Sequence[int]) -> tuple[int, int]:
-        """How deep it drafted, as far as that was verified, and how many of these tokens were accepted."""
-        own: list[int | None] = [0]  # by node of the merged tree
-        for parent, token in zip(merged.parents[1:], merged.tokens[1:], strict=True):
-            above = own[parent]
-            own.append(None if above is None else self.tree.child(above, token))
-        verified = (depth for depth, node in zip(merged.depths, own, strict=True) if node is not None)
-        return max(verified), sum(own[node] is not None for node in path[1:])
-
-    def follow(self, merged: TokenTree, path: list[int]) -> list[int]:
-        """The accepted nodes as this drafter sees them: others' become nodes of its tree, after its own."""
-        nodes: list[int] = []
-        for place in path:
-            if place not in self.places:
-                self.tree.add(merged.tokens[place], nodes[-1], merged.sources[place])
-                self.places.append(place)
-            nodes.append(self.places.index(place))
-        return nodes
 
 
 def _copy(own: TokenTree, tree: TokenTree) -> list[int]:

@@ -13,9 +13,10 @@ from torch import Tensor
 from paceline.clock import now
 from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
-from paceline.drafters.merge import Merge, Part
+from paceline.drafters.merge import Merge
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.pause import Pause
+from paceline.drafting.row_view import RowView
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import OptionError
@@ -135,7 +136,7 @@ class TraceRecorder(Drafter):
             one.drafter.start(cache)
 
     def begin(self, row: Row, hidden: dict[int, Tensor]) -> None:
-        row.state = [Part(row, Listener()) for _ in self.heard]
+        row.state = [RowView(row, Listener()) for _ in self.heard]
         for one, view in zip(self.heard, row.state, strict=True):
             one.begin(view, hidden)
 
