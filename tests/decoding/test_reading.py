@@ -13,7 +13,7 @@ from helpers import one_thread  # noqa: F401
 from paceline.decoding import reading
 from paceline.decoding.reading import Reading
 from paceline.decoding.request import Request
-from paceline.drafters.eagle.stepping import ALONG, TAIL
+from paceline.drafting.stepping.forward import ALONG, TAIL
 from paceline.policies.fixed import Fixed
 from paceline.targets.target import BlockTarget
 from tiny import small_llama

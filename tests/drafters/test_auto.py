@@ -16,7 +16,6 @@ from paceline.drafters.auto import Auto, datastore
 from paceline.drafters.dflash.head import DFlashHead
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.head import EagleHead
-from paceline.drafters.eagle.stepping import ALONG, TAIL
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafters.merge import Merge
 from paceline.drafters.suffix import Suffix
@@ -24,6 +23,7 @@ from paceline.drafters.trigram.guide import Guide
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.pause import Pause
 from paceline.drafting.pool import Pool
+from paceline.drafting.stepping.forward import ALONG, TAIL
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import IntegrityError, PacelineError

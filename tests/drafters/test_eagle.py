@@ -18,7 +18,6 @@ from paceline.decoding.request import Request
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.forward import EagleForward
 from paceline.drafters.eagle.head import EagleHead
-from paceline.drafters.eagle.tree import DynamicTree
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.tree import TokenTree
 from paceline.errors import CheckpointError, OptionError, UnsupportedModel
@@ -156,7 +155,7 @@ def test_steps_are_the_forward_over_the_whole_text(tier: str) -> None:
 @torch.inference_mode()
 def test_of_a_long_prompt_the_end_is_read(along: int, tail: int, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once when it is first asked for, but what stands with the root; then what has come since."""
-    monkeypatch.setattr("paceline.drafters.eagle.stepping.ALONG", along)
+    monkeypatch.setattr("paceline.drafting.stepping.forward.ALONG", along)
     monkeypatch.setattr(EagleForward, "tail", tail)
     model, ids = small_llama().float(), [5, 6, 7, 8, 9, 100, 3, 200, 4, 11, 12]
     head, target = noisy(model, 2), as_target(small_llama().float())
@@ -263,51 +262,6 @@ def test_sampled_drafts_of_a_trimmed_head() -> None:
             assert all(40 <= token < 200 for token in tree.tokens[1:])
             assert [q is None for q in tree.q[1:]] == [bool(options)] * tree.drafted
             assert all(q[:40].sum() == q[200:].sum() == 0 for q in tree.q[1:] if q is not None)
-
-
-# -- the tree ----------------------------------------------------------------------------------------------------------
-
-
-class TestDynamicTree:
-    def test_grows_and_reranks(self) -> None:
-        tree = DynamicTree(9, width=2, nodes=3)
-        tree.propose([[1, 2]], np.log([[0.6, 0.31]]))
-        assert tree.descend()
-        assert (tree.expanded.tokens, tree.newest, tree.origins) == ([9, 1, 2], [1, 2], [0, 0])
-        tree.propose([[3, 4], [5, 6]], np.log([[0.5, 0.4], [0.9, 0.1]]))  # 0.3, 0.24, 0.279, 0.031
-        made = tree.tree("x")
-        assert (made.tokens, made.parents) == ([9, 1, 2, 3], [-1, 0, 0, 1])
-        assert made.scores[1:] == pytest.approx([0.6, 0.31, 0.3])
-        assert tree.descend() is False  # nothing behind 0.3 is better than that
-
-    def test_siblings_of_equal_chance_keep_their_order(self) -> None:
-        made = []
-        for _ in range(2):
-            tree = DynamicTree(9, width=3, nodes=7)
-            tree.propose([[7, 3, 5]], [[-1.0, -1.0, -1.0]])
-            assert tree.descend()
-            tree.propose([[1, 2, 4]] * 3, [[0.0, -1.0, -1.0]] * 3)
-            made.append(tree.tree("x"))
-        assert made[0] == made[1]
-        assert made[0].tokens == [9, 7, 3, 5, 1, 1, 1, 2]
-        assert made[0].parents == [-1, 0, 0, 0, 1, 2, 3, 1]
-
-    def test_a_child_is_no_likelier_than_its_parent(self) -> None:
-        """Not even where rounding says so: it must come behind it."""
-        tree = DynamicTree(9, width=1, nodes=4)
-        for token in (1, 2, 3, 4):
-            tree.propose([[token]], [[1e-7]])
-            tree.descend()
-        assert tree.tree("x").parents == [-1, 0, 1, 2, 3]
-
-    def test_not_worth_it(self) -> None:
-        tree = DynamicTree(9, width=1, nodes=9)
-        tree.propose([[1]], [[np.log(0.2)]])
-        assert tree.descend(min_score=0.3) is False
-        assert tree.descend(min_score=0.1) is True
-
-    def test_nothing(self) -> None:
-        assert DynamicTree(9, width=1, nodes=9).tree("x") == TokenTree.root(9)
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from helpers import hf_greedy
 from paceline import LLM
 from paceline.decoding.request import Request
 from paceline.drafters.auto import Auto
-from paceline.drafters.eagle.stepping import ALONG
 from paceline.drafters.mtp.drafter import Mtp
 from paceline.drafters.mtp.forward import MtpForward
 from paceline.drafters.mtp.layers import take_mtp
+from paceline.drafting.stepping.forward import ALONG
 from paceline.drafting.tree import TokenTree
 from paceline.errors import CheckpointError, OptionError, UnknownModel, UnsupportedModel
 from paceline.policies.fixed import Fixed

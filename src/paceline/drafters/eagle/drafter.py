@@ -11,12 +11,12 @@ from torch import Tensor
 
 from paceline.drafters.eagle.forward import EagleForward
 from paceline.drafters.eagle.kinds import take_eagle
-from paceline.drafters.eagle.stepping import Guessed
-from paceline.drafters.eagle.stepping_drafter import TOLD, SteppingDrafter
 from paceline.drafting.base import Row
 from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.shared_layers import SharedLayers
+from paceline.drafting.stepping.drafter import TOLD, SteppingDrafter
+from paceline.drafting.stepping.forward import Guessed
 from paceline.drafting.text_vocabulary import TextVocabulary
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require

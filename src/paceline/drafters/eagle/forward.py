@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from paceline.drafters.eagle.fused_head import Eagle3Head, WideLayer
 from paceline.drafters.eagle.head import EagleHead
-from paceline.drafters.eagle.stepping import Made, SteppingForward
 from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import fast_layers, fast_linear
+from paceline.drafting.stepping.forward import Made, SteppingForward
 from paceline.targets.cache import KVCache
 from paceline.targets.linear import linear_module
 from paceline.targets.span import Span

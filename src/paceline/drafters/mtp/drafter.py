@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.drafters.eagle.stepping_drafter import SteppingDrafter
 from paceline.drafters.mtp.forward import MtpForward
 from paceline.drafters.mtp.layers import take_mtp
 from paceline.drafting.budget import AUTO
+from paceline.drafting.stepping.drafter import SteppingDrafter
 from paceline.targets.target import Target
 
 

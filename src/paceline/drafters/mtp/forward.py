@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache
 
-from paceline.drafters.eagle.stepping import SteppingForward
+from paceline.drafting.stepping.forward import SteppingForward
 from paceline.targets.base import FEATURES
 from paceline.targets.cache import CacheWindow, KVCache
 from paceline.targets.layered import LayeredCache, LayerShape

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from paceline.drafting.tree import TokenTree
 
 
-class EagleCandidate(NamedTuple):
+class TreeCandidate(NamedTuple):
     logp: float  # of the whole path, by the head
     parent: int  # among the expanded nodes
     token: int
@@ -36,13 +36,13 @@ class DynamicTree:
         self.width, self.nodes = width, nodes
         self._logp = [0.0]  # of the expanded nodes
         self._places: dict[tuple[int, int], int] = {}  # by parent and token
-        self._level: list[EagleCandidate] = []
-        self._best: list[EagleCandidate] = []
+        self._level: list[TreeCandidate] = []
+        self._best: list[TreeCandidate] = []
 
     def propose(self, tokens: Sequence[Sequence[int]], logps: Sequence[Sequence[float]]) -> None:
         """The likeliest tokens after each of the newest nodes, and their log-probabilities."""
         self._level = _sorted(
-            EagleCandidate(self._logp[node] + min(logp, 0.0), node, token)  # no likelier than its parent by rounding
+            TreeCandidate(self._logp[node] + min(logp, 0.0), node, token)  # no likelier than its parent by rounding
             for node, *rows in zip(self.newest, tokens, logps, strict=True)
             for token, logp in zip(*rows, strict=True)
         )
@@ -70,13 +70,13 @@ class DynamicTree:
                 places[expanded] = node
         return tree
 
-    def _expand(self, candidate: EagleCandidate) -> int:
+    def _expand(self, candidate: TreeCandidate) -> int:
         logp, parent, token = candidate
         self._logp.append(logp)
         self._places[parent, token] = node = self.expanded.add(token, parent, "")
         return node
 
 
-def _sorted(candidates: Iterable[EagleCandidate]) -> list[EagleCandidate]:
+def _sorted(candidates: Iterable[TreeCandidate]) -> list[TreeCandidate]:
     """The likeliest first; of equals, whoever was found first: parents before children."""
     return sorted(candidates, key=lambda candidate: -candidate.logp)

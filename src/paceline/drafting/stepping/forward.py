@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paceline.drafters.eagle.waiting import Taps, Waiting
 from paceline.drafting.base import Row
+from paceline.drafting.stepping.waiting import Taps, Waiting
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import Target

@@ -12,13 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.clock import now
-from paceline.drafters.eagle.stepping import Guessed, SteppingForward
-from paceline.drafters.eagle.tree import DynamicTree
-from paceline.drafters.eagle.waiting import Waiting
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step, Told
 from paceline.drafting.base import Row
 from paceline.drafting.batch_budget import choose
 from paceline.drafting.budget import AUTO, Budget
+from paceline.drafting.stepping.forward import Guessed, SteppingForward
+from paceline.drafting.stepping.tree import DynamicTree
+from paceline.drafting.stepping.waiting import Waiting
 from paceline.drafting.tree import TokenTree, last_nodes, tree_span
 from paceline.drafting.tree_drafter import max_candidates
 from paceline.errors import require
@@ -49,7 +49,7 @@ class SteppingState:
 
 
 class SteppingDrafter(AutoregressiveDrafter):
-    """What such drafters share. Subclasses make the head, and call `draft_by` with it.
+    """A drafter whose head drafts from states of its own. Subclasses make the head, and call `draft_by` with it.
 
     Args:
         tree: 1: a chain. Above: the likeliest `tree` nodes of each level are drafted from, and the likeliest `tree`

@@ -1,0 +1,1 @@
+"""Heads that draft step by step on states of their own: what the drafters `eagle` and `mtp` share."""
