@@ -24,8 +24,8 @@ from torch import Tensor
 
 import paceline
 from paceline.bench.suites import load_suite
+from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.formats import embedding_rows
-from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafting.output_rows import output_rows

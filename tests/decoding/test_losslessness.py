@@ -28,7 +28,7 @@ from paceline.drafters.dflash.drafter import DFlash
 from paceline.drafters.dflash.head import DFlashHead
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.eagle.drafter import Eagle
-from paceline.drafters.eagle.fused_head import Eagle3Head
+from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.drafter import EarlyExit
 from paceline.drafters.early_exit.head import ExitHead

@@ -19,7 +19,7 @@ from paceline.decoding.request import Request
 from paceline.drafters.auto import trained_head
 from paceline.drafters.dispatch import Dispatch
 from paceline.drafters.eagle.drafter import Eagle
-from paceline.drafters.eagle.fused_head import ADDED, OWN, Eagle3Config, Eagle3Head, llama_layers
+from paceline.drafters.eagle.eagle3_head import ADDED, OWN, Eagle3Config, Eagle3Head, llama_layers
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.eagle.kinds import find_eagle, take_eagle
 from paceline.drafters.early_exit.drafter import EarlyExit

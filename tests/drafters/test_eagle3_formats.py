@@ -18,7 +18,7 @@ from drafters.test_eagle_formats import CONFIG, IDS, SIZE, VOCAB, written
 from helpers import one_thread, small_neox  # noqa: F401
 from paceline.cli import main
 from paceline.drafters.eagle.eagle3_formats import read_eagle3, write_eagle3
-from paceline.drafters.eagle.fused_head import Eagle3Head
+from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, PacelineError, UnsupportedModel
 from paceline.targets import load_target

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.drafters.eagle.drafter import Eagle
-from paceline.drafters.eagle.fused_head import Eagle3Head
+from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import MedusaHead

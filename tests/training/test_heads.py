@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from helpers import one_thread  # noqa: F401
 from paceline.drafters.dflash.head import DFlashHead
-from paceline.drafters.eagle.fused_head import Eagle3Head
+from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.errors import CheckpointError, CheckpointMismatch, DataError, OptionError

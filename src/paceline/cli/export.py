@@ -105,8 +105,8 @@ def eagle(
 ) -> None:
     """An EAGLE head in vLLM's layout (of EAGLE-3 the speculators format), or in that of SafeAILab/EAGLE."""
     from paceline.drafters.eagle.eagle3_formats import write_eagle3
+    from paceline.drafters.eagle.eagle3_head import Eagle3Head
     from paceline.drafters.eagle.formats import write_eagle
-    from paceline.drafters.eagle.fused_head import Eagle3Head
     from paceline.drafters.eagle.kinds import take_eagle
 
     require_new_folder(out)

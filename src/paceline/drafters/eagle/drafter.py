@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from paceline.drafters.eagle.eagle3_forward import Eagle3Forward
+from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.forward import EagleForward
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.drafting.base import Row
@@ -59,7 +61,9 @@ class Eagle(SteppingDrafter):
         require(k is None or k >= 1, f"eagle: a head has k = 1 layer or more, not {k}")
         require(extra >= 0, f"eagle: extra must be >= 0, not {extra}")
         made, self.folder = take_eagle(head, with_blocks(target, self.source), layers=k)
-        self.draft_by(EagleForward(made, target, min(tree, TOLD)), made.tokens)
+        top = min(tree, TOLD)
+        forward = Eagle3Forward(made, target, top) if isinstance(made, Eagle3Head) else EagleForward(made, target, top)
+        self.draft_by(forward, made.tokens)
         self.shared_layers = SharedLayers(target, made.shallow) if made.shallow else None
         self.shares_cache = self.shared_layers is not None
         trimmed = made.tokens if made.shares_output else None

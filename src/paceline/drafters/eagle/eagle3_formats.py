@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.drafters.eagle.eagle3_head import OF_TARGET, OWN, Eagle3Config, Eagle3Head, default_taps
 from paceline.drafters.eagle.formats import FILES, WRITTEN, llama_facts, name_old_rope, public_layers
-from paceline.drafters.eagle.fused_head import OF_TARGET, OWN, Eagle3Config, Eagle3Head, default_taps
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.layouts import Layout, read_config, read_tensors, require_shapes, write_layout
 from paceline.drafting.public_heads import (

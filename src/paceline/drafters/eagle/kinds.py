@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.drafters.eagle.eagle3_formats import is_eagle3, read_eagle3
+from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.formats import read_eagle
-from paceline.drafters.eagle.fused_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafting.heads import AUTO, config_name
 from paceline.drafting.layouts import CONFIG, read_config

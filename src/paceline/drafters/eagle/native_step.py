@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from paceline.drafters.eagle.fused_head import Eagle3Head
+    from paceline.drafters.eagle.eagle3_head import Eagle3Head
     from paceline.drafters.eagle.head import EagleHead
     from paceline.targets.native.linear import RoundedLinear
     from paceline.targets.native.target import Ranked

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.drafters.eagle.fused_head import BESIDE
+from paceline.drafters.eagle.eagle3_head import BESIDE
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
@@ -23,7 +23,7 @@ from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, draft_co
 from paceline.training.objectives import WHOLE
 
 if TYPE_CHECKING:
-    from paceline.drafters.eagle.fused_head import Eagle3Head
+    from paceline.drafters.eagle.eagle3_head import Eagle3Head
     from paceline.drafters.eagle.head import EagleHead
     from paceline.training.heads.frozen_layers import HiddenStates
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.drafters.eagle.fused_head import of_tap
+from paceline.drafters.eagle.eagle3_head import of_tap
 from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
 from paceline.errors import DataError
 from paceline.training.data.dataset import IGNORE, Batch, Dataset
@@ -19,7 +19,7 @@ from paceline.training.objectives import soft_labels
 
 if TYPE_CHECKING:
     from paceline.drafters.dflash.head import DFlashHead
-    from paceline.drafters.eagle.fused_head import Eagle3Head
+    from paceline.drafters.eagle.eagle3_head import Eagle3Head
     from paceline.drafters.eagle.head import EagleHead
     from paceline.drafters.early_exit.head import ExitHead
     from paceline.training.heads.frozen_layers import HiddenStates

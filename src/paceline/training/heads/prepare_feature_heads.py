@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafters.dflash.head import DFlashHead
-from paceline.drafters.eagle.fused_head import BESIDE, Eagle3Head
+from paceline.drafters.eagle.eagle3_head import BESIDE, Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.heads import TrainedHead, placed, with_blocks
