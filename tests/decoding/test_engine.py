@@ -37,7 +37,8 @@ from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
 from paceline.targets.cost_model import Costs, LearnedCosts
 from paceline.targets.costs import costs_of, set_costs
-from paceline.targets.target import BlockTarget, PassOutput, Target
+from paceline.targets.reference import BlockTarget
+from paceline.targets.target import PassOutput, Target
 from tiny import small_llama
 
 TARGETS = {name: BlockTarget(make()) for name, make in (("llama", small_llama), ("gpt_neox", small_neox))}

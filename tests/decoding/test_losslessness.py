@@ -46,7 +46,7 @@ from paceline.drafting.base import Drafter
 from paceline.drafting.tree import TokenTree
 from paceline.policies import POLICIES
 from paceline.policies.base import StoppingPolicy
-from paceline.targets.target import BlockTarget
+from paceline.targets.reference import BlockTarget
 from tiny import pair_tokenizer, small_llama, with_tokens
 
 VOCAB = 5

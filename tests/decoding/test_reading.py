@@ -15,7 +15,7 @@ from paceline.decoding.reading import Reading
 from paceline.decoding.request import Request
 from paceline.drafting.stepping.forward import ALONG, TAIL
 from paceline.policies.fixed import Fixed
-from paceline.targets.target import BlockTarget
+from paceline.targets.reference import BlockTarget
 from tiny import small_llama
 
 

@@ -25,8 +25,9 @@ from paceline.errors import OptionError
 from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets import make_target
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target
 from tiny import small_llama
 
 PROMPTS = [[5, 6, 7, 8], [100], [1, 2, 3, 4] * 5, [9, 9]]

@@ -20,7 +20,8 @@ from paceline.drafters.dflash.formats import read_dflash, write_dflash
 from paceline.drafters.dflash.head import DFlashHead
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, PacelineError, UnsupportedModel
 from paceline.targets import load_target
-from paceline.targets.target import Target, as_target
+from paceline.targets.reference import as_target
+from paceline.targets.target import Target
 from tiny import small_llama
 from told import told
 

@@ -34,8 +34,9 @@ from paceline.targets.families import embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.native import NativeTarget, available
 from paceline.targets.native.target import Ranked
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target
 from targets.test_native import on_each_set
 from tiny import small_llama
 from told import told

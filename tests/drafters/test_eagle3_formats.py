@@ -22,7 +22,8 @@ from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, PacelineError, UnsupportedModel
 from paceline.targets import load_target
-from paceline.targets.target import Target, as_target
+from paceline.targets.reference import as_target
+from paceline.targets.target import Target
 from tiny import small_llama
 from told import told
 

@@ -18,7 +18,8 @@ from paceline.drafters.eagle.formats import read_eagle, write_eagle
 from paceline.drafters.eagle.head import EagleHead
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel
 from paceline.targets import load_target
-from paceline.targets.target import Target, as_target
+from paceline.targets.reference import as_target
+from paceline.targets.target import Target
 from tiny import small_llama
 from told import told
 

@@ -19,9 +19,10 @@ from helpers import one_thread, perturbed, small_neox  # noqa: F401
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafting.heads import config_name, weights_name
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
 from paceline.targets.store import sha256
-from paceline.targets.target import WholeTarget, as_target
+from paceline.targets.whole import WholeTarget
 from tiny import small_llama
 from told import told
 

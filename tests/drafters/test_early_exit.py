@@ -26,8 +26,10 @@ from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.targets import TIERS, make_target
 from paceline.targets.cache import KVCache
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, WholeTarget, as_target
+from paceline.targets.target import Target
+from paceline.targets.whole import WholeTarget
 from targets.test_families import bushy
 from tiny import small_llama
 from told import told

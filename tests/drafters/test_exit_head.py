@@ -16,8 +16,8 @@ from helpers import one_thread, perturbed, small_neox  # noqa: F401
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafting.heads import config_name, weights_name
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import as_target
 from tiny import small_llama
 from told import told
 

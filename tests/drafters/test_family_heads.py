@@ -22,8 +22,8 @@ from paceline.errors import UnsupportedModel
 from paceline.targets import make_target
 from paceline.targets.families import FAMILIES, Adjustment, embedding_matrix, output_matrix
 from paceline.targets.native import available
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import as_target
 from paceline.training.heads.eagle import EagleOptions, EagleTask
 from paceline.training.heads.frozen_layers import FrozenLayers
 from tiny import byte_tokenizer

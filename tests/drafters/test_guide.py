@@ -29,8 +29,8 @@ from paceline.drafting.output_rows import output_rows
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError
 from paceline.targets import make_target
 from paceline.targets.native import available
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import as_target
 from tiny import small_llama
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs a C++ compiler with OpenMP")

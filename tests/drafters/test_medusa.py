@@ -31,8 +31,10 @@ from paceline.policies.fixed import Fixed
 from paceline.targets import make_target
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, WholeTarget, as_target
+from paceline.targets.target import Target
+from paceline.targets.whole import WholeTarget
 from tiny import small_llama
 from told import told
 

@@ -19,7 +19,8 @@ from paceline.drafters.medusa.formats import read_medusa, write_medusa
 from paceline.drafters.medusa.head import VOCABULARIES, MedusaHead
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError
 from paceline.targets import load_target
-from paceline.targets.target import Target, as_target
+from paceline.targets.reference import as_target
+from paceline.targets.target import Target
 from tiny import small_llama
 from told import told
 

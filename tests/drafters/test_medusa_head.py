@@ -19,9 +19,11 @@ from paceline.drafting.heads import config_name, weights_name
 from paceline.drafting.output_rows import output_rows
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel
 from paceline.targets import make_target
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
 from paceline.targets.store import sha256
-from paceline.targets.target import Target, WholeTarget, as_target
+from paceline.targets.target import Target
+from paceline.targets.whole import WholeTarget
 from tiny import small_llama
 from told import told
 

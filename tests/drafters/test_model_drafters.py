@@ -30,7 +30,8 @@ from paceline.targets.cache import KVCache
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
 from paceline.targets.native import available
-from paceline.targets.target import BlockTarget, Target, as_target
+from paceline.targets.reference import BlockTarget, as_target
+from paceline.targets.target import Target
 from targets.test_families import random_ids
 from tiny import EOS, LETTERS, byte_tokenizer, pair_tokenizer, small_llama, with_tokens
 

@@ -14,7 +14,7 @@ from paceline.drafting.pause import Pause
 from paceline.policies import POLICIES
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import set_costs
-from paceline.targets.target import BlockTarget
+from paceline.targets.reference import BlockTarget
 from tiny import small_llama
 
 

@@ -28,7 +28,8 @@ from paceline.policies.base import StoppingPolicy
 from paceline.policies.fixed import Fixed
 from paceline.policies.pace import Pace
 from paceline.policies.sureness import Sureness
-from paceline.targets.target import BlockTarget, Target
+from paceline.targets.reference import BlockTarget
+from paceline.targets.target import Target
 from tiny import small_llama
 
 AGAIN = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7]  # 8 and 9 come next, surely

@@ -17,7 +17,7 @@ from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting import heads
 from paceline.drafting.heads import FINGERPRINT, GROUP, OURS, TrainedHead, config_name, installed, weights_name
 from paceline.errors import OptionError
-from paceline.targets.target import as_target
+from paceline.targets.reference import as_target
 from tiny import small_llama
 from told import told
 

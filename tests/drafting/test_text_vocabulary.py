@@ -17,7 +17,8 @@ from paceline.decoding.engine import Engine
 from paceline.decoding.request import Request
 from paceline.drafting.text_vocabulary import TextVocabulary
 from paceline.policies.fixed import Fixed
-from paceline.targets.target import Target, as_target
+from paceline.targets.reference import as_target
+from paceline.targets.target import Target
 from tiny import small_llama
 
 OWN = torch.arange(100, 110)

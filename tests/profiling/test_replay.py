@@ -17,7 +17,8 @@ from paceline.errors import OptionError
 from paceline.policies import POLICIES
 from paceline.policies.fixed import Fixed
 from paceline.profiling.replay import replay
-from paceline.targets.target import BlockTarget, Target
+from paceline.targets.reference import BlockTarget
+from paceline.targets.target import Target
 from tiny import byte_tokenizer, small_llama
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]

@@ -24,8 +24,9 @@ from paceline.profiling import rounds
 from paceline.profiling.rounds import _round_seconds, pass_cost, ready, round_cost, round_seconds
 from paceline.targets.cost_model import Costs, LearnedCosts
 from paceline.targets.costs import set_costs
+from paceline.targets.reference import BlockTarget, as_target
 from paceline.targets.span import Span
-from paceline.targets.target import BlockTarget, PassOutput, as_target
+from paceline.targets.target import PassOutput
 from tiny import small_llama
 
 

@@ -21,7 +21,7 @@ from paceline.targets import Target, costs
 from paceline.targets.cost_model import Costs
 from paceline.targets.costs import known_costs, set_costs, settings_path, stored_passes
 from paceline.targets.machine import this_machine
-from paceline.targets.target import as_target
+from paceline.targets.reference import as_target
 from tiny import byte_tokenizer, small_llama
 
 PASSES = {"context": 64, "passes": {"1": {"median": 1.0}, "8": {"median": 1.4}}}

@@ -18,8 +18,9 @@ from paceline.drafting.tree import TokenTree, tree_span
 from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
 from paceline.targets.cuda_graphs import WIDTHS, GraphTarget, StaticPass, make_graph_target
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target
 from paceline.targets.torch_tier import TorchTarget, make_torch_target
 from targets.test_families import bushy, make, random_ids
 from tiny import small_llama

@@ -13,9 +13,11 @@ from torch import Tensor
 from helpers import one_thread  # noqa: F401
 from paceline.drafting.tree import TokenTree, tree_span
 from paceline.targets.families import run_sublayers
+from paceline.targets.reference import BlockTarget, as_target
 from paceline.targets.rope import rotaries
 from paceline.targets.span import Span
-from paceline.targets.target import BlockTarget, Target, WholeTarget, as_target
+from paceline.targets.target import Target
+from paceline.targets.whole import WholeTarget
 from tiny_families import VARIANTS, tiny
 
 VOCAB, CONTEXT = 64, 64

@@ -19,8 +19,9 @@ from paceline.targets.costs import _slot_bytes
 from paceline.targets.layout import layer_windows
 from paceline.targets.native import NativeTarget, available
 from paceline.targets.native import start as packed
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target
 from paceline.targets.tiers import load_target, make_target
 from paceline.targets.torch_tier import make_inexact_torch_target, make_torch_target
 from targets.test_families import bushy

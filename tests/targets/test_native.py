@@ -29,8 +29,9 @@ from paceline.targets.native.model import NativeModel, Sizes
 from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import Kind, Packed, Rows
 from paceline.targets.parts import Norm
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target
 from targets.test_families import bushy
 from tiny import byte_tokenizer, small_llama
 from tiny_gguf import write_gguf

@@ -12,8 +12,9 @@ from paceline.drafting.tree import tree_span
 from paceline.errors import UnsupportedModel
 from paceline.targets.families import FAMILIES
 from paceline.targets.native import NativeTarget, available, build
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target
 from targets.test_families import bushy
 from tiny_families import CONTEXT, VARIANTS, VOCAB, tiny
 from told import told

@@ -16,7 +16,7 @@ from paceline.errors import OptionError, UnsupportedModel
 from paceline.targets import as_target
 from paceline.targets.ordered import OrderedTarget
 from paceline.targets.span import Span
-from paceline.targets.target import WholeTarget
+from paceline.targets.whole import WholeTarget
 from tiny import small_llama
 from told import told
 

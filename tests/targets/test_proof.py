@@ -15,8 +15,9 @@ import paceline
 from helpers import hf_greedy, one_thread  # noqa: F401
 from paceline.errors import ContextOverflow, ModelError, UnsupportedModel
 from paceline.targets import as_target, make_target, proof
-from paceline.targets.target import BlockTarget, WholeTarget
+from paceline.targets.reference import BlockTarget
 from paceline.targets.torch_tier import TorchTarget
+from paceline.targets.whole import WholeTarget
 from tiny import small_llama
 from told import told
 

@@ -20,10 +20,11 @@ from paceline.drafters.none import NoDrafter
 from paceline.drafters.suffix import Suffix
 from paceline.errors import OptionError, UnsupportedModel
 from paceline.policies.fixed import Fixed
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
 from paceline.targets.stateful import FORGETFUL, MOST_PENDING, StatefulTarget
 from paceline.targets.states import StateCache
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target
 from targets.test_families import random_ids, reference
 
 VOCAB = 257

@@ -17,8 +17,9 @@ from paceline.drafters.none import NoDrafter
 from paceline.errors import ContextOverflow, UnsupportedModel
 from paceline.policies.fixed import Fixed
 from paceline.targets.context import ENDLESS, context_of
+from paceline.targets.reference import BlockTarget, as_target
 from paceline.targets.span import Span
-from paceline.targets.target import BlockTarget, WholeTarget, as_target
+from paceline.targets.whole import WholeTarget
 from tiny import byte_tokenizer, small_llama
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 
 from paceline.errors import UnsupportedModel
 from paceline.targets.linear import can_pack
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target
 from paceline.targets.torch_tier import make_inexact_torch_target, make_torch_target
 from tiny_families import NOT_ON_TORCH, VARIANTS, VOCAB, tiny
 from told import told

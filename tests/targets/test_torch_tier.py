@@ -20,8 +20,9 @@ from paceline.errors import ModelError, UnsupportedModel
 from paceline.policies.fixed import Fixed
 from paceline.targets.cache import KVCache
 from paceline.targets.linear import PackedLinear, PackedRows, PlainLinear, can_pack
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target
 from paceline.targets.torch_tier import TorchTarget, make_torch_target
 from targets.test_families import BLOCKS, CONTEXT, bushy, make, random_ids
 from tiny import small_llama

@@ -26,8 +26,9 @@ from paceline.targets.costs import measure_costs as measured  # not the suite's 
 from paceline.targets.layered import REGION, LayeredCache, LayerShape
 from paceline.targets.layout import read_layout, sees_everything
 from paceline.targets.reach import Reach
+from paceline.targets.reference import BlockTarget, as_target
 from paceline.targets.span import Span
-from paceline.targets.target import BlockTarget, Target, as_target
+from paceline.targets.target import Target
 from paceline.targets.tiers import make_target
 from targets.test_families import bushy, close, random_ids, reference
 

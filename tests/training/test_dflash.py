@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from drafters.test_dflash import logits
 from helpers import one_thread  # noqa: F401
 from paceline.errors import OptionError
-from paceline.targets.target import as_target
+from paceline.targets.reference import as_target
 from paceline.training.data.dataset import IGNORE
 from paceline.training.heads.dflash import DFlashOptions, DFlashTask
 from paceline.training.heads.prepare import PreparedTraining, TrainingPlan

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from helpers import one_thread  # noqa: F401
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import CheckpointError, DataError, OptionError, TrainingError
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import as_target
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads import frozen_layers as frozen
 from paceline.training.heads.early_exit import ExitConfig

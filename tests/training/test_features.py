@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from helpers import one_thread  # noqa: F401
 from paceline.errors import DataError, DiskFull, OptionError
 from paceline.targets.identity import probe_features
-from paceline.targets.target import as_target
+from paceline.targets.reference import as_target
 from paceline.training.data.dataset import Batch, Dataset
 from paceline.training.heads.feature_store import FeatureStore
 from paceline.training.heads.frozen_layers import FrozenLayers

@@ -15,7 +15,7 @@ from paceline.drafters.trigram.drafter import Trigram
 from paceline.drafters.trigram.guide import Guide
 from paceline.errors import OptionError
 from paceline.targets.native import available
-from paceline.targets.target import as_target
+from paceline.targets.reference import as_target
 from paceline.training.heads.guide import GuideOptions, prepare_guide
 from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
 from paceline.training.trainer import TrainConfig, Trainer

@@ -21,7 +21,7 @@ from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.errors import CheckpointError, CheckpointMismatch, DataError, OptionError
-from paceline.targets.target import as_target
+from paceline.targets.reference import as_target
 from paceline.training.data.dataset import IGNORE
 from paceline.training.data.samples import UNKNOWN
 from paceline.training.heads.adversarial import AdversarialOptions

@@ -15,7 +15,7 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.errors import DataError, OptionError, TrainingError
 from paceline.policies.predictor_file import load, save
 from paceline.policies.predictors import STEPS, TOP, FeaturePredictor, HiddenPredictor
-from paceline.targets.target import BlockTarget
+from paceline.targets.reference import BlockTarget
 from paceline.training.data.samples import Manifest
 from paceline.training.stop_predictor import collect as stop_collect
 from paceline.training.stop_predictor.collect import Recorder, collect

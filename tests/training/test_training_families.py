@@ -14,7 +14,7 @@ from helpers import one_thread  # noqa: F401
 from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import MedusaHead
-from paceline.targets.target import as_target
+from paceline.targets.reference import as_target
 from paceline.training.heads.eagle import EagleOptions
 from paceline.training.heads.early_exit import ExitConfig
 from paceline.training.heads.medusa import MedusaOptions

@@ -13,7 +13,8 @@ from paceline.targets import make_target
 from paceline.targets.families import FAMILIES
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, quicken
 from paceline.targets.llama_layers import LlamaLayers, LlamaShape
-from paceline.targets.target import BlockTarget, Target
+from paceline.targets.reference import BlockTarget
+from paceline.targets.target import Target
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

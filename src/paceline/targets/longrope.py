@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paceline.targets.base import PassOutput
 from paceline.targets.cache import CacheWindow
 from paceline.targets.context import ORIGINAL, longest
 from paceline.targets.layered import LayeredCache, Layout, Rings
 from paceline.targets.span import Span
+from paceline.targets.target import PassOutput
 from paceline.targets.whole import WholeTarget
 
 if TYPE_CHECKING:

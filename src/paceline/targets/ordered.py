@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paceline.targets.base import PassOutput
 from paceline.targets.layout import read_layout, takes_positions
 from paceline.targets.reach import Reach
+from paceline.targets.target import PassOutput
 from paceline.targets.whole import WholeTarget
 
 if TYPE_CHECKING:

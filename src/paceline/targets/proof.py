@@ -26,8 +26,8 @@ from paceline.targets.span import Span
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from paceline.targets.base import Target
     from paceline.targets.cache import KVCache
+    from paceline.targets.target import Target
 
 LEAD = 40  # tokens before each text where there are windows: more than a window's ring of slots has
 LENGTH = 12  # tokens of a text

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.errors import UnsupportedModel
-from paceline.targets.base import PassOutput
 from paceline.targets.span import Span
 from paceline.targets.states import MOST_PENDING, Pass, StateCache
+from paceline.targets.target import PassOutput
 from paceline.targets.whole import WholeTarget
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import torch
 
 from paceline.errors import ModifiedModel, NativeUnavailable, OptionError, UnsupportedModel, require
 from paceline.targets.adapters import without_wrapper
-from paceline.targets.base import Target
 from paceline.targets.context import context_of
 from paceline.targets.layout import layer_windows, small_windows
 from paceline.targets.proof import Witness, check_agrees, witness
+from paceline.targets.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: How a target pass runs, as `module:function` of (model, tokenizer): one block view, the same results.
 TIERS = {
-    "reference": "paceline.targets.target:as_target",  # Hugging Face's modules as they are
+    "reference": "paceline.targets.reference:as_target",  # Hugging Face's modules as they are
     "torch": "paceline.targets.torch_tier:make_torch_target",  # fused, prepacked, width-independent on CPU in float32
     "native": "paceline.targets.native:NativeTarget",  # C++ for the families of the table on CPU, built on first use
 }

@@ -12,13 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.targets import fused
-from paceline.targets.base import check_taps
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.linear import PackedLinear, PlainLinear, can_pack, make_width_independent
 from paceline.targets.plain_ops import PlainOps
+from paceline.targets.reference import check_supported
 from paceline.targets.rope import RopeTables
 from paceline.targets.sliding import fitting_cache
-from paceline.targets.target import PassOutput, Target, check_supported
+from paceline.targets.target import PassOutput, Target, check_taps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.errors import UnsupportedModel
-from paceline.targets.base import PassOutput, Target
 from paceline.targets.cache import CacheShape, CacheWindow, KVCache
 from paceline.targets.families import FAMILIES
 from paceline.targets.layered import LayeredCache
 from paceline.targets.layout import KINDS, cache_argument, read_layout, uniform_shape
+from paceline.targets.target import PassOutput, Target
 
 if TYPE_CHECKING:
     from torch import Tensor

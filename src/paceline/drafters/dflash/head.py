@@ -17,7 +17,8 @@ from paceline.errors import require
 from paceline.targets.families import Adjustment, embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
 from paceline.targets.llama_layers import LlamaMLP, LlamaNorm, LlamaRotary, LlamaShape, turned
-from paceline.targets.target import Target, as_target
+from paceline.targets.reference import as_target
+from paceline.targets.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

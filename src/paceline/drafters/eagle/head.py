@@ -16,7 +16,8 @@ from paceline.drafting.own_layers import layers_config, make_layers
 from paceline.errors import require
 from paceline.targets.families import FAMILIES, Adjustment, embedding_matrix, output_matrix
 from paceline.targets.identity import model_key, probe_features
-from paceline.targets.target import Target, as_target
+from paceline.targets.reference import as_target
+from paceline.targets.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

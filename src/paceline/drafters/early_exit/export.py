@@ -19,8 +19,9 @@ from paceline.errors import UnsupportedModel, first_line
 from paceline.files import share_weights, whole_folder
 from paceline.targets.families import FAMILIES, OF_LAYERS, Experts, Family
 from paceline.targets.loading import quiet
+from paceline.targets.reference import as_target
 from paceline.targets.span import Span
-from paceline.targets.target import Target, as_target
+from paceline.targets.target import Target
 
 FAR = 40.0  # below the mean logit lie the logits of tokens that the head does not know
 LEAST = 0.25  # of a constant that should be 1: below it is none

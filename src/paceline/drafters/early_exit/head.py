@@ -15,7 +15,8 @@ from paceline.drafting.own_layers import layers_config, make_layers
 from paceline.errors import UnsupportedModel, require
 from paceline.targets.families import FAMILIES, output_matrix
 from paceline.targets.identity import model_key, probe
-from paceline.targets.target import Target, as_target
+from paceline.targets.reference import as_target
+from paceline.targets.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

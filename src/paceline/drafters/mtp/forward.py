@@ -12,12 +12,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from paceline.drafting.stepping.forward import SteppingForward
-from paceline.targets.base import FEATURES
 from paceline.targets.cache import CacheWindow, KVCache
 from paceline.targets.layered import LayeredCache, LayerShape
 from paceline.targets.layout import layer_shape
 from paceline.targets.span import Span
-from paceline.targets.target import PREFILL_CHUNK, Target
+from paceline.targets.target import FEATURES, PREFILL_CHUNK, Target
 
 if TYPE_CHECKING:
     from transformers import Cache

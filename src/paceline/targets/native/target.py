@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.errors import OptionError
-from paceline.targets.base import PassOutput, check_taps
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.described import check_described, refuse
 from paceline.targets.native.build import library
@@ -24,9 +23,10 @@ from paceline.targets.native.model import Entry
 from paceline.targets.native.packing import pack
 from paceline.targets.native.weights import Kind
 from paceline.targets.parts import ModelParts
+from paceline.targets.reference import check_supported
 from paceline.targets.rope import RopeTables
 from paceline.targets.sliding import fitting_cache
-from paceline.targets.target import Target, check_supported
+from paceline.targets.target import PassOutput, Target, check_taps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

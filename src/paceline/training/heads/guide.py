@@ -18,8 +18,8 @@ from paceline.drafters.trigram.matrix import no_matrix, token_bits
 from paceline.drafters.trigram.structures import Rule
 from paceline.drafting.heads import placed, with_blocks
 from paceline.errors import require
+from paceline.targets.reference import as_target
 from paceline.targets.sources import load_as_stored
-from paceline.targets.target import as_target
 from paceline.training.data.dataset import IGNORE, Batch, Dataset
 from paceline.training.data.samples import UNKNOWN
 from paceline.training.heads.feature_store import FeatureStore

@@ -16,8 +16,8 @@ from paceline.drafting.heads import placed
 from paceline.errors import UnsupportedModel, require
 from paceline.targets import make_target
 from paceline.targets.families import output_matrix
+from paceline.targets.reference import as_target
 from paceline.targets.sources import load_as_stored
-from paceline.targets.target import Target, as_target
 from paceline.targets.tokenizers import fingerprint
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads.early_exit import EarlyExitTask, ExitConfig
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from paceline.drafting.heads import TrainedHead
+    from paceline.targets.target import Target
     from paceline.training.task import TaskOptions
     from paceline.training.trainer import TrainConfig
 

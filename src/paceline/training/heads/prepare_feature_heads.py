@@ -18,8 +18,8 @@ from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.heads import TrainedHead, placed, with_blocks
 from paceline.errors import require
 from paceline.targets.families import Adjustment, embedding_matrix, output_matrix
+from paceline.targets.reference import as_target
 from paceline.targets.sources import load_as_stored
-from paceline.targets.target import Target, as_target
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads.adversarial import Adversarial, AdversarialOptions, Discriminator
 from paceline.training.heads.dflash import DFlashOptions, DFlashTask
@@ -42,6 +42,7 @@ from paceline.training.heads.prepare import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from paceline.targets.target import Target
     from paceline.training.heads.head_task import FeatureTask, HeadOptions
     from paceline.training.task import Task
 
