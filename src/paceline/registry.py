@@ -15,6 +15,8 @@ from paceline import errors
 from paceline.errors import OptionError
 from paceline.moved import warn_moved
 
+AUTO = "auto"  # what an option says whose value is to be found, or measured
+
 
 class Registry:
     """Classes by name, imported when asked for; other packages add theirs through an entry-point group."""
@@ -87,7 +89,7 @@ class Spec(NamedTuple):
 
     def check_remote(self, named: str = "") -> None:
         """Raises OptionError for options that a client of a server may not set: texts, which may name files."""
-        texts = [name for name, value in self.options.items() if isinstance(value, str) and value != "auto"]
+        texts = [name for name, value in self.options.items() if isinstance(value, str) and value != AUTO]
         errors.require(not texts, f"{named}{', '.join(texts)} cannot be set from a request")
 
 

@@ -17,10 +17,10 @@ from paceline.drafters.rest.datastore import datastore_folder
 from paceline.drafters.suffix import Suffix
 from paceline.drafters.trigram.drafter import Trigram
 from paceline.drafting.base import Drafter
-from paceline.drafting.budget import AUTO
 from paceline.drafting.shared_texts import PROCESS, REQUEST
 from paceline.errors import PacelineError
 from paceline.files import at_home
+from paceline.registry import AUTO
 from paceline.targets.target import Target
 
 NONE = "none"
@@ -54,7 +54,7 @@ class Auto(Merge):
         target: Target,
         parts: Sequence[Drafter] = (),
         *,
-        head: str = "auto",
+        head: str = AUTO,
         guide: str = AUTO,
         share: str = REQUEST,
         budget: int | str = AUTO,
@@ -87,7 +87,7 @@ def datastore(target: Target) -> list[Drafter]:
         return []
 
 
-def trained_head(target: Target, head: str = "auto") -> Drafter | None:
+def trained_head(target: Target, head: str = AUTO) -> Drafter | None:
     """A drafter of trees with a trained head; None where "auto" finds none.
 
     Raises:
@@ -104,7 +104,7 @@ def trained_head(target: Target, head: str = "auto") -> Drafter | None:
             return make(target, head)
         except PacelineError as error:
             refused = refused or error
-    if head != "auto" and refused:
+    if head != AUTO and refused:
         raise refused
     return None
 

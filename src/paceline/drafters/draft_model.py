@@ -16,6 +16,7 @@ from paceline.drafting.base import Row
 from paceline.drafting.translation import MOST, DraftText, TranslatedText, Translation
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.cache import KVCache
 from paceline.targets.identity import model_key
 from paceline.targets.span import Span
@@ -44,7 +45,7 @@ class DraftModel(AutoregressiveDrafter):
     default_policy = "pace"
     source = "draft-model"
 
-    def __init__(self, target: Target, *, model: str = "", copy: bool | str = "auto") -> None:
+    def __init__(self, target: Target, *, model: str = "", copy: bool | str = AUTO) -> None:
         super().__init__(target, copy=copy)
         require(bool(model), "draft-model: say which model drafts, as in draft-model:model=NAME")
         self.drafter = model if isinstance(model, Target) else _load(model, target)

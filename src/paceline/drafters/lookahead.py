@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.drafting.base import Drafter, Row
-from paceline.drafting.budget import AUTO, FADING, Budget
+from paceline.drafting.budget import FADING, Budget
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import reach
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.target import PassOutput, Target
 
 LIKELY = 0.5  # that the next token of an n-gram is right; only where it starts from: the request shows more
@@ -66,7 +67,7 @@ class Lookahead(Drafter):
     needs_trees = True
 
     def __init__(
-        self, target: Target, *, level: int = 5, window: int = 15, guess: int = 15, budget: int | str = "auto"
+        self, target: Target, *, level: int = 5, window: int = 15, guess: int = 15, budget: int | str = AUTO
     ) -> None:
         super().__init__(target)
         require(level >= 2, f"lookahead: level must be >= 2, not {level}")

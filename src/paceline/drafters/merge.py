@@ -22,6 +22,7 @@ from paceline.drafting.row_view import RowView
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter, reach
 from paceline.errors import OptionError, require
+from paceline.registry import AUTO
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
@@ -63,7 +64,7 @@ class Merge(TreeDrafter):
     default_policy = "fixed:k=10"
     source = "merge"
 
-    def __init__(self, target: Target, *, drafters: str = "", budget: int | str = "auto") -> None:
+    def __init__(self, target: Target, *, drafters: str = "", budget: int | str = AUTO) -> None:
         super().__init__(target, budget)
         self.parts = _named(drafters, target) if isinstance(drafters, str) else list(drafters)
         require(len(self.parts) > 1, "merge: name two drafters or more, as in merge:drafters=suffix|trigram")

@@ -9,6 +9,7 @@ from paceline.drafters.suffix_automaton import likely
 from paceline.drafting.base import Row
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
+from paceline.registry import AUTO
 from paceline.targets.target import Target
 
 LONGEST = 4  # n-gram by which the output finds its place again
@@ -83,7 +84,7 @@ class Prediction(TreeDrafter):
     source = "prediction"
 
     def __init__(self, target: Target) -> None:
-        super().__init__(target, "auto")
+        super().__init__(target, AUTO)
 
     def max_nodes(self, depth: int) -> int:
         return min(depth, self.max_candidates)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.drafters.ngram_lookup import NgramLookup
 from paceline.drafting.tree_drafter import LookupDrafter
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.target import Target
 
 
@@ -21,7 +22,7 @@ class PromptLookup(LookupDrafter):
     source = "prompt-lookup"
 
     def __init__(
-        self, target: Target, *, ngram: int = 3, shortest: int = 1, branches: int = 1, budget: int | str = "auto"
+        self, target: Target, *, ngram: int = 3, shortest: int = 1, branches: int = 1, budget: int | str = AUTO
     ) -> None:
         require(1 <= shortest <= ngram, f"prompt-lookup: need 1 <= shortest <= ngram, not {shortest} and {ngram}")
         require(branches >= 1, f"prompt-lookup: branches must be >= 1, not {branches}")

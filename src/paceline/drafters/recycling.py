@@ -9,6 +9,7 @@ from paceline.drafting.shared_texts import PROCESS, REQUEST, SHARES
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.target import PassOutput, Target
 
 #: Of each token its successors, most likely first.
@@ -36,7 +37,7 @@ class Recycling(TreeDrafter):
     learning_pauses = True  # the largest of all logits take longer to find than a draft
 
     def __init__(
-        self, target: Target, *, budget: int | str = "auto", top: int = 8, decay: float = 0.4, share: str = REQUEST
+        self, target: Target, *, budget: int | str = AUTO, top: int = 8, decay: float = 0.4, share: str = REQUEST
     ) -> None:
         super().__init__(target, budget)
         require(share in SHARES, f"recycling: share is {' or '.join(SHARES)}, not '{share}'")

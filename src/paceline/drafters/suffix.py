@@ -7,6 +7,7 @@ from paceline.drafting.base import Row
 from paceline.drafting.shared_texts import PROCESS, REQUEST, SHARES, SharedTexts
 from paceline.drafting.tree_drafter import LookupDrafter
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.target import Target
 
 
@@ -23,7 +24,7 @@ class Suffix(LookupDrafter):
     default_policy = "fixed:k=10"
     source = "suffix"
 
-    def __init__(self, target: Target, *, shortest: int = 2, share: str = REQUEST, budget: int | str = "auto") -> None:
+    def __init__(self, target: Target, *, shortest: int = 2, share: str = REQUEST, budget: int | str = AUTO) -> None:
         require(shortest >= 1, f"suffix: shortest must be >= 1, not {shortest}")
         require(share in SHARES, f"suffix: share is {' or '.join(SHARES)}, not '{share}'")
         self.shared = SharedTexts(max(shortest, 2)) if share == PROCESS else None

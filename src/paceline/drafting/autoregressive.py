@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paceline.drafting.base import Drafter, Row
-from paceline.drafting.budget import AUTO
 from paceline.drafting.copies import Copies, Copy, Rates
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
 from paceline.policies.sureness import Sureness
+from paceline.registry import AUTO
 from paceline.targets.logits import argmax
 from paceline.targets.target import Target
 

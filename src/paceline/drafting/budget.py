@@ -21,8 +21,6 @@ from paceline.drafting.tree import TokenTree
 from paceline.policies.long_run import Rate
 from paceline.targets.cost_model import Costs
 
-AUTO = "auto"
-
 TRUST = 0.5  # of the tokens that drafters expect to be right so many are, until the request shows better
 PRIOR = 6.0  # expected tokens whose outcome weighs as much as that
 FADING = 0.5 ** (1 / 100)  # what a request has shown counts half after 100 rounds

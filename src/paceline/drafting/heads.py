@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from paceline.errors import CheckpointError, CheckpointMismatch, OptionError, UnsupportedModel, require
 from paceline.files import at_home, read_json, whole
+from paceline.registry import AUTO
 from paceline.targets import store
 from paceline.targets.identity import is_same, model_key
 from paceline.targets.store import sha256
@@ -31,7 +32,6 @@ from paceline.targets.target import Target
 GROUP = "paceline.heads"  # of entry points: the model's key = the package whose folder holds heads for it
 #: By a model's key: the distribution in this repository's folder `heads` that has heads for it, and its folder there.
 OURS = {"smollm2-135m-b179c9523d0e": ("paceline-heads-smollm2-135m", "heads/smollm2-135m")}
-AUTO = "auto"
 FORMAT = 1
 FINGERPRINT = "fingerprint"  # among the tensors of the file
 

@@ -15,11 +15,12 @@ from paceline.clock import now
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
 from paceline.drafting.batch_budget import choose
-from paceline.drafting.budget import AUTO, Budget
+from paceline.drafting.budget import Budget
 from paceline.drafting.likeliest_paths import Choice, Node, likeliest
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import max_candidates
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.target import PassOutput, Target
 
 CHAIN, DYNAMIC = "chain", "dynamic"

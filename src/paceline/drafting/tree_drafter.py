@@ -12,11 +12,12 @@ from torch import Tensor
 from paceline.clock import now
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.batch_budget import Share, spend
-from paceline.drafting.budget import AUTO, Budget
+from paceline.drafting.budget import Budget
 from paceline.drafting.lookup import DraftSource
 from paceline.drafting.pause import Pause
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.target import PassOutput, Target
 
 MOST = {"cpu": 32, "cuda": 64}  # nodes that "auto" chooses among: a wider pass is nearly free on a GPU only

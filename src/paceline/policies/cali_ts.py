@@ -15,6 +15,7 @@ from paceline.policies.predictor_file import Trained, find, load, need_hidden
 from paceline.policies.predictors import FeaturePredictor, Predictor
 from paceline.policies.sureness import Sureness
 from paceline.policies.thompson import ThompsonSampling
+from paceline.registry import AUTO
 
 
 class CaliTS(ThompsonSampling):
@@ -45,7 +46,7 @@ class CaliTS(ThompsonSampling):
     def __init__(
         self,
         *,
-        predictor: str = "auto",
+        predictor: str = AUTO,
         learn: bool = True,
         sigma_m: float = 0.1,
         sigma_s: float = 1.0,
@@ -69,7 +70,7 @@ class CaliTS(ThompsonSampling):
         self._verified: Tensor | None = None  # the target's last hidden state there
         self._predictions: list[float] = []  # theta_M of this round's tokens
         self._features: list[list[float] | None] = []
-        self._trained: Trained | None = None if predictor == "auto" else load(predictor, self.name)
+        self._trained: Trained | None = None if predictor == AUTO else load(predictor, self.name)
         self._use(self._trained.predictor if self._trained else FeaturePredictor())
 
     def _use(self, predictor: Predictor) -> None:

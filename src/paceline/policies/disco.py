@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.errors import require
 from paceline.policies.trained import TrainedStop
+from paceline.registry import AUTO
 
 
 class Disco(TrainedStop):
@@ -22,7 +23,7 @@ class Disco(TrainedStop):
     reads_q = True
 
     def __init__(
-        self, *, predictor: str = "auto", threshold: float = 0.5, k_max: int = 20, keep_last: bool = True
+        self, *, predictor: str = AUTO, threshold: float = 0.5, k_max: int = 20, keep_last: bool = True
     ) -> None:
         require(0 <= threshold <= 1, f"disco: threshold must lie in [0, 1], not {threshold}")
         super().__init__(predictor, k_max, keep_last)

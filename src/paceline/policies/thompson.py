@@ -7,8 +7,7 @@ from random import Random
 from paceline.errors import require
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.long_run import LongRun
-
-AUTO = "auto"
+from paceline.registry import AUTO
 
 
 class ThompsonSampling(StoppingPolicy):

@@ -9,6 +9,7 @@ from paceline.errors import OptionError, require
 from paceline.policies.base import Setting, StoppingPolicy
 from paceline.policies.predictor_file import Trained, find, load, need_hidden
 from paceline.policies.sureness import Sureness
+from paceline.registry import AUTO
 
 
 class TrainedStop(StoppingPolicy):
@@ -28,7 +29,7 @@ class TrainedStop(StoppingPolicy):
         self.limit, self.keep_last = k_max, keep_last
         self._stopped = False
         self.trained: Trained | None = None
-        if predictor != "auto":
+        if predictor != AUTO:
             self._use(load(predictor, self.name))
 
     def _use(self, trained: Trained) -> None:

@@ -15,14 +15,13 @@ from paceline.drafters import DRAFTERS
 from paceline.drafters.auto import Auto
 from paceline.drafters.merge import Merge
 from paceline.drafters.none import NoDrafter
-from paceline.drafting.budget import AUTO
 from paceline.errors import OptionError
 from paceline.policies import POLICIES
 from paceline.profiling.recorded import FreeSource, PaidSource, Recorded, RecordedTarget
 from paceline.profiling.rounds import ready
 from paceline.profiling.timing import DRAFT_LENGTH
 from paceline.profiling.trace import FREE, PLAIN, Measured, Trace
-from paceline.registry import split_method
+from paceline.registry import AUTO, split_method
 from paceline.targets.cost_model import Costs, LearnedCosts
 from paceline.targets.costs import read_passes, set_costs
 

@@ -17,17 +17,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafting.base import Drafter, Row
-from paceline.drafting.budget import AUTO, Budget
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import DataError
 from paceline.profiling.trace import SCORED, Source, Trace, TracedDraft
+from paceline.registry import AUTO
 from paceline.targets.cache import CacheShape, KVCache
 from paceline.targets.context import ENDLESS
 from paceline.targets.turns import Turns
 
 if TYPE_CHECKING:
     from paceline.clock import MadeUpClock
+    from paceline.drafting.budget import Budget
     from paceline.targets.cost_model import Costs
 
 MOST_TAIL = 1 << 15  # tokens of a distribution after its largest

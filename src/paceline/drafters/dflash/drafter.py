@@ -13,11 +13,11 @@ from paceline.drafters.dflash.formats import read_dflash
 from paceline.drafters.dflash.forward import DFlashForward
 from paceline.drafters.dflash.head import DFlashHead
 from paceline.drafting.base import Row
-from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.parallel import CHAIN, Guesses, ParallelDrafter, ParallelState
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.cache import KVCache
 from paceline.targets.target import PassOutput, Target
 
@@ -64,7 +64,7 @@ class DFlash(ParallelDrafter):
         block: int | None = None,
         tree: str = CHAIN,
         budget: int | str = AUTO,
-        copy: bool | str = "auto",
+        copy: bool | str = AUTO,
     ) -> None:
         super().__init__(target, tree=tree, budget=budget, copy=copy)
         made, self.folder = DFlashHead.take(head, with_blocks(target, self.source), read_dflash)

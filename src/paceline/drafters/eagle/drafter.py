@@ -14,7 +14,6 @@ from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.forward import EagleForward
 from paceline.drafters.eagle.kinds import take_eagle
 from paceline.drafting.base import Row
-from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.shared_layers import SharedLayers
 from paceline.drafting.stepping.drafter import TOLD, SteppingDrafter
@@ -22,6 +21,7 @@ from paceline.drafting.stepping.forward import Guessed
 from paceline.drafting.text_vocabulary import TextVocabulary
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import Target
@@ -55,7 +55,7 @@ class Eagle(SteppingDrafter):
         tree: int = 1,
         budget: int | str = AUTO,
         extra: int = 0,
-        copy: bool | str = "auto",
+        copy: bool | str = AUTO,
     ) -> None:
         super().__init__(target, tree, budget, copy)
         require(k is None or k >= 1, f"eagle: a head has k = 1 layer or more, not {k}")

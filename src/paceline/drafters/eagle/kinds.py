@@ -8,10 +8,11 @@ from paceline.drafters.eagle.eagle3_formats import is_eagle3, read_eagle3
 from paceline.drafters.eagle.eagle3_head import Eagle3Head
 from paceline.drafters.eagle.formats import read_eagle
 from paceline.drafters.eagle.head import EagleHead
-from paceline.drafting.heads import AUTO, config_name
+from paceline.drafting.heads import config_name
 from paceline.drafting.layouts import CONFIG, read_config
 from paceline.errors import OptionError
 from paceline.files import at_home
+from paceline.registry import AUTO
 from paceline.targets.target import Target
 
 EagleKind = EagleHead | Eagle3Head

@@ -17,6 +17,7 @@ from paceline.drafting.heads import with_blocks
 from paceline.drafting.shared_layers import SharedLayers
 from paceline.drafting.tree import TokenTree, last_nodes, tree_span
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target
@@ -42,7 +43,7 @@ class EarlyExit(AutoregressiveDrafter):
     shares_cache = True
 
     def __init__(
-        self, target: Target, *, head: str = "auto", tree: int = 1, nodes: int = 16, copy: bool | str = "auto"
+        self, target: Target, *, head: str = AUTO, tree: int = 1, nodes: int = 16, copy: bool | str = AUTO
     ) -> None:
         super().__init__(target, copy=copy, chain=tree == 1)
         require(tree >= 1, f"early-exit: tree must be >= 1, not {tree}")

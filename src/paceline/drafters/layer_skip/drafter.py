@@ -10,6 +10,7 @@ from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
 from paceline.drafting.tree import TokenTree, last_nodes
 from paceline.errors import UnsupportedModel
+from paceline.registry import AUTO
 from paceline.targets.cache import KVCache
 from paceline.targets.target import Target
 
@@ -30,11 +31,11 @@ class LayerSkip(AutoregressiveDrafter):
     files = ("skip",)
     shares_cache = True
 
-    def __init__(self, target: Target, *, skip: str = "auto", copy: bool | str = "auto") -> None:
+    def __init__(self, target: Target, *, skip: str = AUTO, copy: bool | str = AUTO) -> None:
         super().__init__(target, copy=copy)
         if not target.has_blocks:
             raise UnsupportedModel(f"layer-skip needs a model whose layers run one by one; {target.name} is not one")
-        self.skip = SkipSet.find(target) if skip == "auto" else SkipSet.load(skip, target)
+        self.skip = SkipSet.find(target) if skip == AUTO else SkipSet.load(skip, target)
         self.hidden_width = target.config.hidden_size
         self.cache: KVCache
 

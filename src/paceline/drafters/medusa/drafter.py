@@ -14,12 +14,12 @@ from paceline.drafters.medusa.formats import read_medusa
 from paceline.drafters.medusa.forward import MedusaForward
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.base import Row
-from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.likeliest_paths import Choice, Node, likeliest
 from paceline.drafting.parallel import CHAIN, DYNAMIC, RANKS, Guesses, ParallelDrafter, ParallelState
 from paceline.drafting.tree import TokenTree
 from paceline.errors import require
+from paceline.registry import AUTO
 from paceline.targets.target import PassOutput, Target
 
 STATIC = "static"
@@ -65,7 +65,7 @@ class Medusa(ParallelDrafter):
         k: int | None = None,
         tree: str = CHAIN,
         budget: int | str = AUTO,
-        copy: bool | str = "auto",
+        copy: bool | str = AUTO,
     ) -> None:
         super().__init__(target, tree=tree, budget=budget, copy=copy)
         require(k is None or k >= 1, f"medusa: heads have k = 1 block or more, not {k}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from paceline.drafters.mtp.forward import MtpForward
 from paceline.drafters.mtp.layers import take_mtp
-from paceline.drafting.budget import AUTO
 from paceline.drafting.stepping.drafter import SteppingDrafter
+from paceline.registry import AUTO
 from paceline.targets.target import Target
 
 
@@ -30,7 +30,7 @@ class Mtp(SteppingDrafter):
         head: str = AUTO,
         tree: int = 1,
         budget: int | str = AUTO,
-        copy: bool | str = "auto",
+        copy: bool | str = AUTO,
     ) -> None:
         super().__init__(target, tree, budget, copy)
         self.draft_by(MtpForward(take_mtp(head, target), target))

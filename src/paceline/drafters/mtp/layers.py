@@ -10,9 +10,9 @@ from copy import copy, deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import placed
 from paceline.errors import CheckpointError, OptionError, UnsupportedModel, first_line, require
+from paceline.registry import AUTO
 from paceline.targets.target import Target
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from paceline.drafters.rest.search import RestLookup
 from paceline.drafting.tree_drafter import LookupDrafter
 from paceline.errors import require
 from paceline.files import at_home
+from paceline.registry import AUTO
 from paceline.targets.target import Target
 
 
@@ -31,10 +32,10 @@ class Rest(LookupDrafter):
         self,
         target: Target,
         *,
-        datastore: str = "auto",
+        datastore: str = AUTO,
         longest: int = 16,
         shortest: int = 2,
-        budget: int | str = "auto",
+        budget: int | str = AUTO,
     ) -> None:
         require(1 <= shortest <= longest, f"rest: need 1 <= shortest <= longest, not {shortest} and {longest}")
         store = datastore if isinstance(datastore, Datastore) else _load(target, datastore)
@@ -42,9 +43,9 @@ class Rest(LookupDrafter):
 
 
 def _load(target: Target, datastore: str) -> Datastore:
-    path = datastore_folder(target.name) if datastore == "auto" else at_home(datastore)
+    path = datastore_folder(target.name) if datastore == AUTO else at_home(datastore)
     require(
-        datastore != "auto" or path.exists(),
+        datastore != AUTO or path.exists(),
         "rest: this model has no datastore: make one with 'paceline rest build', or name one with datastore=DIR",
     )
     return load_datastore(path, target.tokenizer, target.vocab_size)

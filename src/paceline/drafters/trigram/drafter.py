@@ -11,12 +11,12 @@ from paceline.drafters.trigram.lookup import Memory, TrigramLookup
 from paceline.drafters.trigram.matrix import FILE, ORDERS, Matrix, load_matrix, matrix_folder, no_matrix, token_bits
 from paceline.drafters.trigram.structures import BY_LEVEL, BY_PATH, BY_VALUE, BY_VISITS, Plan, Rule
 from paceline.drafting.base import Row
-from paceline.drafting.budget import AUTO
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import LookupDrafter, max_candidates
 from paceline.errors import CheckpointError, ModelError, PacelineError, require
 from paceline.files import at_home
+from paceline.registry import AUTO
 from paceline.targets.native.build import available, built
 from paceline.targets.target import PassOutput, Target
 
@@ -71,10 +71,10 @@ class Trigram(LookupDrafter):
         self,
         target: Target,
         *,
-        matrix: str | None = "auto",
+        matrix: str | None = AUTO,
         order: int | None = None,
         search: str | None = None,
-        budget: int | str = "auto",
+        budget: int | str = AUTO,
         candidates: int = 24,
         depth: int = 8,
         iterations: int = 150,
@@ -181,7 +181,7 @@ def find_matrix(target: Target, matrix: str | None) -> Matrix | None:
     """The matrix that the option names; those that "auto" comes across need not fit."""
     if matrix is None or matrix == "none":
         return None
-    if matrix != "auto":
+    if matrix != AUTO:
         return load_matrix(at_home(matrix), target.tokenizer, target.vocab_size)
     for path in [matrix_folder(target.name) / FILE, *sorted(SHIPPED.glob(f"*/{FILE}"))]:
         if path.is_file():

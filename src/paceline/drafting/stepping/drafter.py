@@ -15,7 +15,7 @@ from paceline.clock import now
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step, Told
 from paceline.drafting.base import Row
 from paceline.drafting.batch_budget import choose
-from paceline.drafting.budget import AUTO, Budget
+from paceline.drafting.budget import Budget
 from paceline.drafting.stepping.forward import Guessed, SteppingForward
 from paceline.drafting.stepping.tree import DynamicTree
 from paceline.drafting.stepping.waiting import Waiting
@@ -23,6 +23,7 @@ from paceline.drafting.tree import TokenTree, last_nodes, tree_span
 from paceline.drafting.tree_drafter import max_candidates
 from paceline.errors import require
 from paceline.policies.sureness import Sureness
+from paceline.registry import AUTO
 from paceline.targets.cache import KVCache
 from paceline.targets.span import Span
 from paceline.targets.target import PassOutput, Target

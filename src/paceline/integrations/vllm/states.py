@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paceline.drafters.trigram.drafter import Trigram
-from paceline.drafting.budget import AUTO
 from paceline.errors import CheckpointMismatch, OptionError, first_line, require
 from paceline.files import at_home
+from paceline.registry import AUTO
 
 if TYPE_CHECKING:
     from paceline.drafters.trigram.guide import Guide
