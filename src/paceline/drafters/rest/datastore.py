@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Integer
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from paceline.drafting.corpus.mapped import mapped
 from paceline.drafting.corpus.tokenized import PROVENANCE, Corpus, CorpusSource, tokenizer_of, workplace
-from paceline.errors import CorpusError, IntegrityError, OptionError, TokenizerMismatch, require
+from paceline.errors import CorpusError, IntegrityError, OptionError, require
 from paceline.files import whole
 from paceline.targets import store
 from paceline.targets.progress import Stage, bars
@@ -137,25 +137,10 @@ def load_datastore(path: Path, tokenizer: PreTrainedTokenizerBase | None, vocab_
         TokenizerMismatch: it was built with another tokenizer.
     """
     path = path / FILE if path.is_dir() else path
-    try:
-        # Through torch, because safetensors copies what it gives to numpy and maps what it gives to torch.
-        with safe_open(path, "pt") as file:
-            facts = file.metadata() or {}
-            if facts.get("format") != FORMAT:
-                raise IntegrityError(f"{path} is not a datastore of this version of paceline: build it again")
-            if tokenizer is None or facts["tokenizer"] != fingerprint(tokenizer):
-                raise TokenizerMismatch(
-                    f"{path} was built with another tokenizer (that of {facts.get('model') or 'an unnamed model'}): "
-                    f"build a datastore for this model with 'paceline rest build'"
-                )
-            tokens, suffixes = (file.get_tensor(name).numpy() for name in ("tokens", "suffixes"))
-            found = Datastore(tokens, suffixes, int(facts["vocab"]))
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise IntegrityError(f"cannot read the datastore {path}: {error}") from error
+    with mapped(path, FORMAT, tokenizer, "datastore", "paceline rest build") as (facts, array):
+        found = Datastore(array("tokens"), array("suffixes"), int(facts["vocab"]))
     if fault := _fault(found, vocab_size):
         raise IntegrityError(f"{path} is damaged ({fault}): build it again")
-    for array in found[:2]:
-        array.flags.writeable = False
     return found
 
 

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Integer
-from safetensors import SafetensorError, safe_open
 
-from paceline.errors import IntegrityError, TokenizerMismatch
+from paceline.drafting.corpus.mapped import mapped, read_only
+from paceline.errors import IntegrityError
 from paceline.targets import store
-from paceline.targets.tokenizers import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,7 +79,7 @@ def no_matrix(order: int, vocab: int) -> Matrix:
     """A matrix that holds nothing."""
     kinds = dtypes(order, vocab)
     sizes = {"heads": vocab + 1, "offsets": 1}
-    table = Table(*(_frozen(np.zeros(sizes.get(field, 0), kinds[field])) for field in FIELDS))
+    table = Table(*(read_only(np.zeros(sizes.get(field, 0), kinds[field])) for field in FIELDS))
     return Matrix(order, vocab, (table,) * (order - 1), {})
 
 
@@ -101,33 +100,13 @@ def load_matrix(path: Path, tokenizer: PreTrainedTokenizerBase | None, vocab_siz
         TokenizerMismatch: it was built with another tokenizer.
     """
     path = path / FILE if path.is_dir() else path
-    try:
-        # Through torch, because safetensors copies what it gives to numpy and maps what it gives to torch.
-        with safe_open(path, "pt") as file:
-            facts = file.metadata() or {}
-            if facts.get("format") != FORMAT:
-                raise IntegrityError(f"{path} is not an n-gram matrix of this version of paceline: build it again")
-            if tokenizer is None or facts["tokenizer"] != fingerprint(tokenizer):
-                raise TokenizerMismatch(
-                    f"{path} was built with another tokenizer (that of {facts.get('model') or 'an unnamed model'}): "
-                    f"build a matrix for this model with 'paceline trigram build'"
-                )
-            order, vocab = int(facts["order"]), int(facts["vocab"])
-            tables = tuple(
-                Table(*(_frozen(file.get_tensor(f"{k}.{field}").numpy()) for field in FIELDS))
-                for k in range(order, 1, -1)
-            )
-            faults = [_fault(table, dtypes(order, vocab), vocab, vocab_size) for table in tables]
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise IntegrityError(f"cannot read the n-gram matrix {path}: {error}") from error
+    with mapped(path, FORMAT, tokenizer, "n-gram matrix", "paceline trigram build") as (facts, array):
+        order, vocab = int(facts["order"]), int(facts["vocab"])
+        tables = tuple(Table(*(array(f"{k}.{field}") for field in FIELDS)) for k in range(order, 1, -1))
+        faults = [_fault(table, dtypes(order, vocab), vocab, vocab_size) for table in tables]
     if any(faults):
         raise IntegrityError(f"{path} is damaged ({next(filter(None, faults))}): build it again")
     return Matrix(order, vocab, tables, facts)
-
-
-def _frozen(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False
-    return array
 
 
 def _fault(table: Table, kinds: dict[str, np.dtype], vocab: int, vocab_size: int) -> str | None:
