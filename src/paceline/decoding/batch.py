@@ -16,7 +16,7 @@ from paceline.clock import now
 from paceline.decoding.leading import leads, take_lead
 from paceline.decoding.reading import Reading
 from paceline.decoding.request import CANCELLED, FAILED, NO_ROW, Request
-from paceline.drafting.gate import Stopwatch
+from paceline.drafting.stopwatch import Stopwatch
 from paceline.errors import ContextOverflow, OptionError, require
 from paceline.targets.target import PREFILL_CHUNK
 

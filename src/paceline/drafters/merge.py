@@ -16,9 +16,10 @@ from paceline.clock import now
 from paceline.drafting.base import Drafter, Row
 from paceline.drafting.batch_budget import spend
 from paceline.drafting.budget import Budget, Deferred
-from paceline.drafting.gate import Gate, Stopwatch
+from paceline.drafting.gate import Gate
 from paceline.drafting.pool import Pool
 from paceline.drafting.row_view import RowView
+from paceline.drafting.stopwatch import Stopwatch
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter, reach
 from paceline.errors import OptionError, require

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.drafters.suffix_automaton import likely
-from paceline.drafting.lookup import Candidates, DraftSource, copied
+from paceline.drafting.lookup import Candidates, DraftSource, copied, likely
 from paceline.drafting.ngram_index import NgramIndex
 
 

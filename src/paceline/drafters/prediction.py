@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.drafters.suffix_automaton import likely
 from paceline.drafting.base import Row
+from paceline.drafting.lookup import likely
 from paceline.drafting.tree import TokenTree
 from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.registry import AUTO

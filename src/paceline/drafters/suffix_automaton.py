@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.drafting.lookup import Candidates, DraftSource, chain, copied
+from paceline.drafting.lookup import Candidates, DraftSource, chain, copied, likely
 from paceline.drafting.shared_texts import SharedTexts
 
 
@@ -105,8 +105,3 @@ class SuffixLookup(DraftSource):
                 break
             scores.append(score)
         return chain(tokens[: len(scores)], scores, self.source)
-
-
-def likely(matched: int) -> float:
-    """How likely the token after an earlier occurrence of the last `matched` tokens follows again."""
-    return 1 - 1 / (matched + 0.2)

@@ -66,6 +66,11 @@ def copied(ids: list[int], at: int, count: int) -> list[int]:
     return found
 
 
+def likely(matched: int) -> float:
+    """How likely the token after an earlier occurrence of the last `matched` tokens follows again."""
+    return 1 - 1 / (matched + 0.2)
+
+
 def chain(tokens: list[int], scores: list[float], source: str) -> Candidates:
     """Candidates that follow one another."""
     return Candidates(tokens, list(range(len(tokens))), scores, [source] * len(tokens))

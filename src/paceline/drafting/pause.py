@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from paceline.drafting.gate import Gate, Stopwatch
+from paceline.drafting.gate import Gate
+from paceline.drafting.stopwatch import Stopwatch
 
 FIRST = 32  # rounds that say too little: drafters are not trusted much before they are known
 MUCH = 0.3  # tokens; a round that brings so many is followed by another
