@@ -268,7 +268,7 @@ class RunningBatch:
         if failed:
             raise failed
 
-    def _leave(self, request: Request, whole: bool = True) -> None:
+    def _leave(self, request: Request, whole: bool) -> None:
         """Drop a row, of a round that was a `whole` one; the last row takes its place."""
         request.stats.seconds = now() - request.joined
         try:

@@ -27,7 +27,6 @@ from paceline.targets.costs import read_passes, set_costs
 
 if TYPE_CHECKING:
     from paceline.drafting.base import Drafter
-    from paceline.targets.cache import KVCache
 
 
 @dataclass
@@ -78,7 +77,7 @@ def project(trace: Trace, method: str, terms: Terms) -> dict[str, Measured]:
     drafter, policy = _built(trace, method, terms, clock)
     target: Any = drafter.target
     target.overhead += trace.header.choosing.get(method, 0.0)
-    engine, sums = _Replayed(target, drafter), dict[str, Measured]()
+    engine, sums = Engine(target, drafter), dict[str, Measured]()
     with made_up(clock):
         for text in trace.texts:
             rule = ready(policy.build(), drafter, hidden=False)
@@ -98,13 +97,6 @@ def check_method(trace: Trace, method: str, terms: Terms) -> None:
     drafter, policy = _built(trace, method, terms, clock)
     with made_up(clock):
         ready(policy.build(), drafter, hidden=False)
-
-
-class _Replayed(Engine):
-    """Rounds whose drafters have no cache to follow."""
-
-    def _start_drafter(self, cache: KVCache) -> None:
-        """Recorded ones have nothing to start."""
 
 
 def _built(trace: Trace, method: str, terms: Terms, clock: MadeUpClock) -> tuple[Drafter, Any]:

@@ -60,17 +60,16 @@ def shade(number: int) -> str:
     return f"s{number % SHADES}"
 
 
-def lines(series: Sequence[Series], x: str, y: str, *, doubling: bool = False, zero: bool = True) -> Markup:
-    """Lines and marks over a common axis.
+def lines(series: Sequence[Series], x: str, y: str, *, doubling: bool = False) -> Markup:
+    """Lines and marks over a common axis; the y axis begins at 0.
 
     Args:
         x, y: what the axes are.
         doubling: the x axis is logarithmic, to base 2; its values are 1 or more.
-        zero: the y axis begins at 0.
     """
     xs = [at for one in series for at, _ in one.points]
     ys = [value for one in series for _, value in one.points]
-    marks_y = _ticks(min(0.0, *ys) if zero else min(ys), max(ys))
+    marks_y = _ticks(min(0.0, *ys), max(ys))
     marks_x = _powers(min(xs), max(xs)) if doubling else _ticks(min(xs), max(xs), whole=True)
     across = _scale(_log if doubling else float, marks_x, LEFT, WIDTH - RIGHT)
     up = _scale(float, marks_y, HEIGHT - BOTTOM, TOP)

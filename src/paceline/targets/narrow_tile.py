@@ -43,9 +43,9 @@ def _number(value: int, kind: Any = _LONG) -> Value:
     return ir.Constant(kind, value)
 
 
-def _load(b: Any, address: Value, kind: Any, align: int = 4) -> Value:
+def _load(b: Any, address: Value, kind: Any) -> Value:
     loaded = b.load(b.inttoptr(address, kind.as_pointer()))
-    loaded.align = align
+    loaded.align = 4
     return loaded
 
 

@@ -108,15 +108,15 @@ def build(
     return built
 
 
-def build_for(model: str, corpus: Sequence[Path], out: Path | None = None, *, progress: bool = True) -> DatastoreBuild:
+def build_for(model: str, corpus: Sequence[Path], out: Path | None = None) -> DatastoreBuild:
     """`build` with the tokenizer of a model named as users name it, into the folder where the drafter looks by itself
     unless `out` is given.
 
     Raises:
         ModelError: there is no such model, or it has no tokenizer that can be used.
     """
-    tokenizer, source = tokenizer_of(model, progress)
-    with bars(progress) as stage:
+    tokenizer, source = tokenizer_of(model)
+    with bars(True) as stage:
         return build(tokenizer, corpus, out or datastore_folder(source.key), model=model, stage=stage)
 
 

@@ -177,7 +177,7 @@ def _answer_text(ids: np.ndarray, top: np.ndarray, logp: np.ndarray) -> Text:
     return Text(ids, said, np.exp(logp[place, rank].astype(np.float32)))
 
 
-def tokenizer_of(model: str, progress: bool = True) -> tuple[PreTrainedTokenizerBase, ModelSource]:
+def tokenizer_of(model: str) -> tuple[PreTrainedTokenizerBase, ModelSource]:
     """The tokenizer of a model named as users name it, and where the model is.
 
     Raises:
@@ -185,7 +185,7 @@ def tokenizer_of(model: str, progress: bool = True) -> tuple[PreTrainedTokenizer
     """
     from transformers import AutoTokenizer  # takes a second
 
-    source = resolve(model, progress=progress, weights=False)
+    source = resolve(model, weights=False)
     with quiet():
         try:
             return AutoTokenizer.from_pretrained(source.location, revision=source.revision), source
