@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.methods import AR
+from paceline.bench.metrics import accepted_by_depth
 from paceline.bench.suites import OVERALL
 from paceline.decoding.stats import PHASES
 from paceline.report import Bar, DataTable, Figure, Interval, Series, Swatch, bars, colour, intervals, lines, shade
@@ -93,16 +94,11 @@ def _acceptance(rounds: Mapping[str, Sequence[Rounds]], colours: Colours) -> Fig
 def acceptance(rounds: Iterable[Sequence[int]]) -> Iterator[tuple[float, float]]:
     """Depth n and P(a token at depth n was accepted | one at each depth before it was, and drafts went that far).
 
-    As `n_alpha`, but for trees as well, where any branch counts. A round whose output ended before depth n is no trial.
+    As `n_alpha`, but for trees as well, where any branch counts.
     """
-    trials, successes = [0] * DEPTHS, [0] * DEPTHS
-    for _, depth, accepted, emitted in rounds:
-        for n in range(min(depth, accepted + (emitted > accepted), DEPTHS)):
-            trials[n] += 1
-            successes[n] += n < accepted
-    for n, (good, all_) in enumerate(zip(successes, trials, strict=True), start=1):
-        if all_ >= TRIALS:
-            yield n, good / all_
+    for n, (accepted, trials) in enumerate(accepted_by_depth(rounds, DEPTHS), start=1):
+        if trials >= TRIALS:
+            yield n, accepted / trials
 
 
 def _lengths(rounds: Mapping[str, Sequence[Rounds]], colours: Colours) -> Figure | None:

@@ -224,19 +224,26 @@ def harmonic_mean(v_d: float, r_d: float) -> float:
 
 
 def n_alpha(rounds: Iterable[Sequence[int]]) -> list[float | None] | None:
-    """Conditional acceptance of the n-th drafted token, n = 1..5; None unless all drafts were chains.
+    """Conditional acceptance of the n-th drafted token, n = 1..5; None unless all drafts were chains."""
+    rounds = list(rounds)
+    if any(drafted != depth for drafted, depth, *_ in rounds):
+        return None
+    found = accepted_by_depth(rounds, POSITIONS)
+    return [accepted / trials if trials else None for accepted, trials in found] if found[0][1] else None
+
+
+def accepted_by_depth(rounds: Iterable[Sequence[int]], depths: int) -> list[tuple[int, int]]:
+    """At each depth, from 1: how many drafted tokens were accepted, of how many trials.
 
     The n-th token of a round is a trial when it was drafted, those before it were accepted, and the output did not
     end before it (then `emitted == accepted`: the target's own token is missing, and nobody knows how it went on).
     """
-    trials, successes = [0] * POSITIONS, [0] * POSITIONS
-    for drafted, depth, accepted, emitted in rounds:
-        if drafted != depth:
-            return None
-        for n in range(min(depth, accepted + (emitted > accepted), POSITIONS)):
+    trials, successes = [0] * depths, [0] * depths
+    for _, depth, accepted, emitted in rounds:
+        for n in range(min(depth, accepted + (emitted > accepted), depths)):
             trials[n] += 1
             successes[n] += n < accepted
-    return [s / t if t else None for s, t in zip(successes, trials, strict=True)] if any(trials) else None
+    return list(zip(successes, trials, strict=True))
 
 
 def predicted_speedup(own: Totals, ar: Totals) -> float | None:
