@@ -1,4 +1,4 @@
-"""Rows of the target's output matrix, which trained heads share with it."""
+"""Rows of the target's embeddings and of its output matrix, which trained heads share with it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def gathers_rows(target: Target) -> bool:
 
 
 @torch.no_grad()
+def embedding_rows(target: Target, tokens: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
+    """What enters the target's first layer of these tokens."""
+    return target.embed(Span(tokens[None].to(target.device), np.zeros(1, dtype=np.int64)))[0]
+
+
+@torch.no_grad()
 def output_rows(target: Target, tokens: Int[Tensor, " tokens"] | None) -> Float[Tensor, "tokens hidden"]:
     """Rows of the target's output matrix, whatever form its tier keeps it in, times what makes logits of its products;
     None: all of them.
@@ -27,7 +33,7 @@ def output_rows(target: Target, tokens: Int[Tensor, " tokens"] | None) -> Float[
     ids = torch.arange(target.vocab_size) if tokens is None else tokens
     ids = ids.to(target.device)
     if gathers_rows(target):
-        return target.embed(Span(ids[None], np.zeros(1, dtype=np.int64)))[0]
+        return embedding_rows(target, ids)
     family = FAMILIES.get(target.config.model_type, LLAMA)
     size = 2.0**-10 if family.logit_cap else 1.0  # a cap leaves small numbers as they are
     columns = (torch.eye(target.config.hidden_size, dtype=target.dtype, device=target.device) * size).split(64)

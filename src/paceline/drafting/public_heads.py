@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,7 +16,6 @@ from torch import Tensor
 from paceline.drafting.layouts import require_shapes
 from paceline.drafting.output_rows import output_rows
 from paceline.errors import CheckpointError, CheckpointMismatch
-from paceline.targets.span import Span
 from paceline.targets.target import Target
 
 EMBEDDING, OUTPUT, OFFSETS, MASK = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
@@ -51,11 +49,6 @@ def require_same(
     theirs, ours = tensor[ids].double(), rows(target, ids).double().cpu()
     if not (theirs - ours).norm() <= TOLERANCE * ours.norm():
         raise CheckpointMismatch(f"the {title} was made for another model than {target.name}: {name} differs")
-
-
-@torch.no_grad()
-def embedding_rows(target: Target, ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
-    return target.embed(Span(ids[None].to(target.device), np.zeros(1, dtype=np.int64)))[0]
 
 
 def take_vocabulary(

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.drafting.heads import TrainedHead
+from paceline.drafting.output_rows import output_rows
 from paceline.targets.families import AS_IT_IS, Adjustment
+from paceline.targets.target import Target
 
 
 class SharingHead(TrainedHead):
@@ -46,6 +48,13 @@ class SharingHead(TrainedHead):
             self.adjusted = adjusted
         if self.shares_output:
             self.matrix = output if self.tokens is None else output[self.tokens]
+
+    def output_rows(self, target: Target) -> Float[Tensor, "vocab hidden"] | None:
+        """The output matrix for the tokens that can be drafted; None: the target's, all of it."""
+        if not self.shares_output:
+            assert self.matrix is not None  # it was loaded with the head
+            return self.matrix.to(target.device, target.dtype)
+        return None if self.tokens is None else output_rows(target, self.tokens)
 
     def embedded(self, ids: Int[Tensor, "batch tokens"], like: Tensor) -> Float[Tensor, "batch tokens hidden"]:
         """The tokens' embeddings, in the type of another tensor."""

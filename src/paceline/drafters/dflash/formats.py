@@ -18,9 +18,9 @@ import torch
 from paceline.drafters.dflash.head import OF_TARGET, OWN, DFlashConfig, DFlashHead, spread_taps
 from paceline.drafting.heads import config_name, with_blocks
 from paceline.drafting.layouts import CONFIG, Layout, read_config, read_tensors, require_shapes, write_layout
+from paceline.drafting.output_rows import embedding_rows
 from paceline.drafting.public_heads import (
     EMBEDDING,
-    embedding_rows,
     require_fit,
     require_same,
     speculators_config,

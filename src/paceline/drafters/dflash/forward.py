@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from paceline.drafters.dflash.head import DFlashHead, DFlashLayer
 from paceline.drafting.base import Row
-from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import fast_linear
 from paceline.drafting.parallel import Guesses
 from paceline.targets.llama_layers import LlamaNorm, turned
@@ -51,12 +50,8 @@ class DFlashForward:
         self.values: Float[Tensor, "layers batch heads slots head_dim"]
 
     def _output(self, head: DFlashHead) -> Linear:
-        if head.shares_output and head.tokens is None:
-            return self.target.logits
-        if head.shares_output:
-            return fast_linear(output_rows(self.target, head.tokens), None, self.target, output=True)
-        assert head.matrix is not None  # it was loaded with the head
-        return fast_linear(head.matrix.to(self.target.device, self.target.dtype), None, self.target, output=True)
+        rows = head.output_rows(self.target)
+        return self.target.logits if rows is None else fast_linear(rows, None, self.target, output=True)
 
     def start(self, batch: int, capacity: int) -> None:
         shape = (len(self.layers), batch, self.heads, capacity + self.block, self.head_dim)

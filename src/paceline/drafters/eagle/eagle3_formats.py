@@ -19,9 +19,9 @@ from paceline.drafters.eagle.eagle3_head import OF_TARGET, OWN, Eagle3Config, Ea
 from paceline.drafters.eagle.formats import FILES, WRITTEN, llama_facts, name_old_rope, public_layers
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.layouts import Layout, read_config, read_tensors, require_shapes, write_layout
+from paceline.drafting.output_rows import embedding_rows
 from paceline.drafting.public_heads import (
     EMBEDDING,
-    embedding_rows,
     require_fit,
     require_same,
     speculators_config,

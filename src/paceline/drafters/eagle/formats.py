@@ -18,9 +18,9 @@ from torch import Tensor
 from paceline.drafters.eagle.head import EagleConfig, EagleHead
 from paceline.drafting.heads import with_blocks
 from paceline.drafting.layouts import Layout, read_config, read_tensors, require_shapes, write_layout
-from paceline.drafting.output_rows import output_rows
+from paceline.drafting.output_rows import embedding_rows, output_rows
 from paceline.drafting.own_layers import layers_config
-from paceline.drafting.public_heads import EMBEDDING, OUTPUT, embedding_rows, require_fit, require_same
+from paceline.drafting.public_heads import EMBEDDING, OUTPUT, require_fit, require_same
 from paceline.errors import CheckpointError, UnsupportedModel, require
 from paceline.targets.families import FAMILIES, LLAMA
 from paceline.targets.identity import model_key, probe_features

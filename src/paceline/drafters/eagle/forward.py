@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafting.output_rows import output_rows
 from paceline.drafting.own_layers import fast_layers, fast_linear
 from paceline.drafting.stepping.forward import Made, SteppingForward
 from paceline.targets.cache import KVCache
@@ -43,19 +42,12 @@ class EagleForward(SteppingForward):
         outputs = target.vocab_size if head.tokens is None else len(head.tokens)
         self.count, self.top = head.config.layers, min(top, outputs)
         self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach(), target)
-        rows = self._rows(head)
+        rows = head.output_rows(target)
         unused = torch.zeros(1, target.config.hidden_size, dtype=target.dtype, device=target.device)
         head.lm.set_output_embeddings(linear_module(unused if rows is None else rows))
         self.layers = fast_layers(head.lm, target)
         self._every = rows is None
         self._steps = self._native_steps(head)
-
-    def _rows(self, head: EagleHead | Eagle3Head) -> Float[Tensor, "vocab hidden"] | None:
-        """The output matrix for the tokens that can be drafted; None: the target's, all of it."""
-        if not head.shares_output:
-            assert head.matrix is not None  # it was loaded with the head
-            return head.matrix.to(self.target.device, self.target.dtype)
-        return None if head.tokens is None else output_rows(self.target, head.tokens)
 
     def _native_steps(self, head: EagleHead | Eagle3Head) -> NativeSteps | None:
         """None: a step is made of parts."""

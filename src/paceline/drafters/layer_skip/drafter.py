@@ -8,8 +8,8 @@ from weakref import proxy
 from paceline.drafters.layer_skip.skip_set import SkipSet
 from paceline.drafting.autoregressive import AutoregressiveDrafter, Step
 from paceline.drafting.base import Row
+from paceline.drafting.heads import with_blocks
 from paceline.drafting.tree import TokenTree, last_nodes
-from paceline.errors import UnsupportedModel
 from paceline.registry import AUTO
 from paceline.targets.cache import KVCache
 from paceline.targets.target import Target
@@ -33,8 +33,7 @@ class LayerSkip(AutoregressiveDrafter):
 
     def __init__(self, target: Target, *, skip: str = AUTO, copy: bool | str = AUTO) -> None:
         super().__init__(target, copy=copy)
-        if not target.has_blocks:
-            raise UnsupportedModel(f"layer-skip needs a model whose layers run one by one; {target.name} is not one")
+        with_blocks(target, self.source)
         self.skip = SkipSet.find(target) if skip == AUTO else SkipSet.load(skip, target)
         self.hidden_width = target.config.hidden_size
         self.cache: KVCache

@@ -17,13 +17,12 @@ from paceline.drafters.trigram.kernels import kernels
 from paceline.drafters.trigram.native import ngrams_of
 from paceline.drafters.trigram.overlay import Overlay
 from paceline.drafters.trigram.structures import WIDTH, empty_counts, place_of
-from paceline.drafting.output_rows import gathers_rows, output_rows
+from paceline.drafting.output_rows import embedding_rows, gathers_rows, output_rows
 from paceline.targets.linear import linear_module
 from paceline.targets.native.build import library
 from paceline.targets.native.memory import Arena
 from paceline.targets.native.storage import Storage
 from paceline.targets.native.weights import CMatrix, Packed
-from paceline.targets.span import Span
 from paceline.targets.target import Target
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def rows_of(target: Target) -> TokenRows:
         return output_rows(target, ids).float().cpu()
 
     def embeddings(ids: Int[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
-        return target.embed(Span(ids[None].to(target.device), np.zeros(1, np.int64)))[0].float().cpu()
+        return embedding_rows(target, ids).float().cpu()
 
     return TokenRows(target.vocab_size, outputs, None if gathers_rows(target) else embeddings)
 
