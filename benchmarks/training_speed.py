@@ -19,9 +19,8 @@ import torch
 from accelerate import Accelerator
 from table import markdown
 
-from paceline.training.heads.eagle import Eagle3Options
+from paceline.training.heads.eagle import Eagle3Options, prepare_eagle3
 from paceline.training.heads.prepare import TrainingPlan
-from paceline.training.heads.prepare_feature_heads import prepare_eagle3
 from paceline.training.trainer import TrainConfig, Trainer
 
 PRECISIONS = {"float32": False, "bfloat16": True}

@@ -15,9 +15,8 @@ from torch.nn import functional
 from helpers import one_thread  # noqa: F401
 from paceline.errors import OptionError
 from paceline.training.heads.adversarial import LONG, Adversarial, AdversarialOptions, Discriminator
-from paceline.training.heads.medusa import MedusaOptions
+from paceline.training.heads.medusa import MedusaOptions, prepare_medusa
 from paceline.training.heads.prepare import TrainingPlan
-from paceline.training.heads.prepare_feature_heads import prepare_medusa
 from paceline.training.trainer import TrainConfig, Trainer
 
 CPU = torch.device("cpu")

@@ -14,9 +14,8 @@ from helpers import one_thread  # noqa: F401
 from paceline.errors import OptionError
 from paceline.targets.reference import as_target
 from paceline.training.data.dataset import IGNORE
-from paceline.training.heads.dflash import DFlashOptions, DFlashTask
+from paceline.training.heads.dflash import DFlashOptions, DFlashTask, prepare_dflash
 from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
-from paceline.training.heads.prepare_feature_heads import prepare_dflash
 from paceline.training.trainer import TrainConfig
 
 BLOCK = 4

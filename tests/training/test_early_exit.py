@@ -22,8 +22,8 @@ from paceline.targets.reference import as_target
 from paceline.targets.span import Span
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads import frozen_layers as frozen
-from paceline.training.heads.early_exit import ExitConfig
-from paceline.training.heads.prepare import PreparedTraining, TrainingPlan, prepare_early_exit
+from paceline.training.heads.early_exit import ExitConfig, prepare_early_exit
+from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
 from paceline.training.trainer import Report, TrainConfig, Trainer
 
 CPU = torch.device("cpu")

@@ -25,19 +25,13 @@ from paceline.targets.reference import as_target
 from paceline.training.data.dataset import IGNORE
 from paceline.training.data.samples import UNKNOWN
 from paceline.training.heads.adversarial import AdversarialOptions
-from paceline.training.heads.dflash import DFlashOptions
-from paceline.training.heads.eagle import Eagle3Options, EagleOptions
+from paceline.training.heads.dflash import DFlashOptions, prepare_dflash
+from paceline.training.heads.eagle import Eagle3Options, EagleOptions, prepare_eagle, prepare_eagle3
 from paceline.training.heads.frozen_layers import cut
 from paceline.training.heads.head_task import ahead
 from paceline.training.heads.initial_weights import Regression
-from paceline.training.heads.medusa import RANKS, MedusaOptions
+from paceline.training.heads.medusa import RANKS, MedusaOptions, prepare_medusa
 from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
-from paceline.training.heads.prepare_feature_heads import (
-    prepare_dflash,
-    prepare_eagle,
-    prepare_eagle3,
-    prepare_medusa,
-)
 from paceline.training.heads.rollout import rollout
 from paceline.training.trainer import Report, TrainConfig, Trainer
 from tiny import small_llama

@@ -15,11 +15,10 @@ from paceline.drafters.eagle.head import EagleHead
 from paceline.drafters.early_exit.head import ExitHead
 from paceline.drafters.medusa.head import MedusaHead
 from paceline.targets.reference import as_target
-from paceline.training.heads.eagle import EagleOptions
-from paceline.training.heads.early_exit import ExitConfig
-from paceline.training.heads.medusa import MedusaOptions
-from paceline.training.heads.prepare import TrainingPlan, prepare_early_exit
-from paceline.training.heads.prepare_feature_heads import prepare_eagle, prepare_medusa
+from paceline.training.heads.eagle import EagleOptions, prepare_eagle
+from paceline.training.heads.early_exit import ExitConfig, prepare_early_exit
+from paceline.training.heads.medusa import MedusaOptions, prepare_medusa
+from paceline.training.heads.prepare import TrainingPlan
 from paceline.training.trainer import TrainConfig, Trainer
 from tiny import byte_tokenizer
 from tiny_families import VARIANTS, tiny

@@ -11,9 +11,10 @@ from torch import Tensor
 from paceline.training.data.dataset import IGNORE
 from paceline.training.data.samples import UNKNOWN
 
+TEXT = "text"
 WHOLE = "whole"  # all that the target says, from its features: of heads that read these
 AT_A_TIME = 1 << 18  # numbers: a MiB in float32
-OBJECTIVES = ("text", "argmax", "distil", WHOLE)
+OBJECTIVES = (TEXT, "argmax", "distil", WHOLE)
 
 
 def soft_labels(

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from paceline.errors import require
-from paceline.training.objectives import OBJECTIVES
+from paceline.training.objectives import OBJECTIVES, TEXT, WHOLE
 
 if TYPE_CHECKING:
     from paceline.training.data.dataset import Batch
@@ -32,6 +32,9 @@ class TaskOptions:
         stored: keep the hidden states that it reads in files beside the data (see `FeatureStore`), of at most
             `store_limit` GB.
     """
+
+    #: The objectives that it can learn by without the model's probabilities.
+    without_probabilities: ClassVar[tuple[str, ...]] = (WHOLE, TEXT)
 
     vocab: int | None = None
     objective: str = "distil"

@@ -28,8 +28,7 @@ def early_exit(
     """Train the exit head of the drafter early-exit; runs under `accelerate launch` and `torchrun` too."""
 
     def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
-        from paceline.training.heads.early_exit import ExitConfig
-        from paceline.training.heads.prepare import prepare_early_exit
+        from paceline.training.heads.early_exit import ExitConfig, prepare_early_exit
 
         config = ExitConfig(
             layers=layers,

@@ -83,13 +83,10 @@ def medusa(
     """Train the heads of the drafter medusa; runs under `accelerate launch` and `torchrun` too."""
 
     def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
-        from paceline.training.heads.medusa import MedusaOptions
+        from paceline.training.heads.medusa import MedusaOptions, prepare_medusa
 
         options = MedusaOptions(heads=heads, vocabulary=vocabulary, **head.options(training, stored))
-        adversarial = head.game()
-        from paceline.training.heads.prepare_feature_heads import prepare_medusa
-
-        return prepare_medusa(training.model, training.data, options, plan, adversarial)
+        return prepare_medusa(training.model, training.data, options, plan, head.game())
 
     run(training, prepare)
 
@@ -106,14 +103,11 @@ def eagle(
     """Train EAGLE's head for the drafter eagle; runs under `accelerate launch` and `torchrun` too."""
 
     def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
-        from paceline.training.heads.eagle import EagleOptions
+        from paceline.training.heads.eagle import EagleOptions, prepare_eagle
 
         common = head.options(training, stored)
         options = EagleOptions(regression=regression, noise=noise, rollout=rollout, fading=fading, **common)
-        adversarial = head.game()
-        from paceline.training.heads.prepare_feature_heads import prepare_eagle
-
-        return prepare_eagle(training.model, training.data, options, plan, adversarial)
+        return prepare_eagle(training.model, training.data, options, plan, head.game())
 
     run(training, prepare)
 
@@ -138,14 +132,11 @@ def eagle3(
     """Train EAGLE-3's head for the drafter eagle; runs under `accelerate launch` and `torchrun` too."""
 
     def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
-        from paceline.training.heads.eagle import Eagle3Options
+        from paceline.training.heads.eagle import Eagle3Options, prepare_eagle3
 
         common = head.options(training, stored) | {"taps": _numbers(taps), "token": token, "shallow": shallow}
         options = Eagle3Options(noise=noise, rollout=rollout, fading=fading, **common)
-        adversarial = head.game()
-        from paceline.training.heads.prepare_feature_heads import prepare_eagle3
-
-        return prepare_eagle3(training.model, training.data, options, plan, adversarial)
+        return prepare_eagle3(training.model, training.data, options, plan, head.game())
 
     run(training, prepare)
 
@@ -166,14 +157,11 @@ def dflash(
     """Train DFlash's head for the drafter dflash; runs under `accelerate launch` and `torchrun` too."""
 
     def prepare(plan: TrainingPlan, stored: bool) -> PreparedTraining:
-        from paceline.training.heads.dflash import DFlashOptions
+        from paceline.training.heads.dflash import DFlashOptions, prepare_dflash
 
         common = head.options(training, stored) | {"taps": _numbers(taps), "mask": mask, "inner": inner}
         options = DFlashOptions(block=block, every=every, fading=fading, **common)
-        adversarial = head.game()
-        from paceline.training.heads.prepare_feature_heads import prepare_dflash
-
-        return prepare_dflash(training.model, training.data, options, plan, adversarial)
+        return prepare_dflash(training.model, training.data, options, plan, head.game())
 
     run(training, prepare)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,15 +12,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from paceline.drafters.dflash.head import DFlashHead
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, TargetFeatures
+from paceline.training.heads.initial_weights import fit_dflash
+from paceline.training.heads.prepare_feature_heads import frozen_model, prepared
 from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, draft_counts, figures, tally
 from paceline.training.objectives import WHOLE
 
 if TYPE_CHECKING:
-    from paceline.drafters.dflash.head import DFlashHead
+    from paceline.training.heads.adversarial import AdversarialOptions
     from paceline.training.heads.frozen_layers import HiddenStates
+    from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,3 +177,36 @@ def _side_by_side(rows: list[np.ndarray], device: torch.device) -> BlockStarts:
     for index, row in enumerate(rows):
         begins[index, : len(row)], there[index, : len(row)] = row, True
     return BlockStarts(torch.from_numpy(begins).to(device), torch.from_numpy(there).to(device))
+
+
+def prepare_dflash(
+    name: str,
+    folders: Sequence[Path],
+    config: DFlashOptions,
+    plan: TrainingPlan,
+    adversarial: AdversarialOptions | None = None,
+) -> PreparedTraining:
+    """A DFlash head, as `medusa.prepare_medusa`."""
+    frozen = frozen_model(name, folders, config, DFlashHead)
+    head = DFlashHead.from_target(
+        frozen.model,
+        config.layers,
+        block=config.block,
+        tokens=frozen.tokens,
+        taps=config.taps,
+        mask=config.mask,
+        inner=config.inner,
+        seed=plan.training.seed,
+    )
+
+    if isinstance(frozen.init, DFlashHead):
+        ours, theirs = head.config, frozen.init.config
+        same = all(getattr(ours, name) == getattr(theirs, name) for name in ("taps", "mask", "shape"))
+        require(same, "the head to go on from has other --taps, another --mask or layers of another shape")
+        plain = not any((*theirs.causal, *theirs.windows, theirs.from_known, theirs.bias))
+        require(plain, "the head to go on from is of a form that is not trained here: causal, windows, anchor or bias")
+
+    def make_task(states: HiddenStates, matrix: Tensor) -> DFlashTask:
+        return DFlashTask(head, states, config, matrix, plan.training.seed)
+
+    return prepared(frozen, head, fit_dflash, make_task, config, plan, adversarial, taps=head.config.taps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,19 +14,22 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.drafters.eagle.eagle3_head import BESIDE
+from paceline.drafters.eagle.eagle3_head import BESIDE, Eagle3Head
+from paceline.drafters.eagle.head import EagleHead
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
 from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, TargetFeatures, ahead
+from paceline.training.heads.initial_weights import fit_eagle, fit_eagle3
+from paceline.training.heads.prepare_feature_heads import frozen_model, prepared
 from paceline.training.heads.rollout import rollout
 from paceline.training.heads.simulated_acceptance import CHAIN, COUNTS, draft_counts, figures, tally
 from paceline.training.objectives import WHOLE
 
 if TYPE_CHECKING:
-    from paceline.drafters.eagle.eagle3_head import Eagle3Head
-    from paceline.drafters.eagle.head import EagleHead
+    from paceline.training.heads.adversarial import AdversarialOptions
     from paceline.training.heads.frozen_layers import HiddenStates
+    from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,3 +183,48 @@ class EagleTask(FeatureTask):
 
     def measure(self, counts: Float[Tensor, " counts"]) -> dict[str, float]:
         return figures(counts, CHAIN)
+
+
+def prepare_eagle(
+    name: str,
+    folders: Sequence[Path],
+    config: EagleOptions,
+    plan: TrainingPlan,
+    adversarial: AdversarialOptions | None = None,
+) -> PreparedTraining:
+    """An EAGLE head, as `medusa.prepare_medusa`."""
+    frozen = frozen_model(name, folders, config, EagleHead)
+    head = EagleHead.from_target(frozen.model, config.layers, tokens=frozen.tokens, seed=plan.training.seed)
+
+    def make_task(features: HiddenStates, matrix: Tensor) -> EagleTask:
+        return EagleTask(head, features, config, matrix, plan.training.seed)
+
+    return prepared(frozen, head, fit_eagle, make_task, config, plan, adversarial)
+
+
+def prepare_eagle3(
+    name: str,
+    folders: Sequence[Path],
+    config: Eagle3Options,
+    plan: TrainingPlan,
+    adversarial: AdversarialOptions | None = None,
+) -> PreparedTraining:
+    """An EAGLE-3 head, as `medusa.prepare_medusa`."""
+    frozen = frozen_model(name, folders, config, Eagle3Head)
+    head = Eagle3Head.from_target(
+        frozen.model,
+        config.layers,
+        tokens=frozen.tokens,
+        taps=config.taps,
+        token=config.token,
+        shallow=config.shallow,
+        seed=plan.training.seed,
+    )
+    if isinstance(frozen.init, Eagle3Head):
+        alike = head.config.norm_first == frozen.init.config.norm_first
+        require(alike, "the head to go on from is of a form that is not trained here: norm_before_residual")
+
+    def make_task(states: HiddenStates, matrix: Tensor) -> EagleTask:
+        return EagleTask(head, states, config, matrix, plan.training.seed)
+
+    return prepared(frozen, head, fit_eagle3, make_task, config, plan, adversarial, taps=head.reads)

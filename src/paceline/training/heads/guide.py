@@ -37,7 +37,7 @@ from paceline.training.heads.prepare import (
     warn_of_strangers,
 )
 from paceline.training.heads.simulated_acceptance import COUNTS, draft_counts, figures, tally
-from paceline.training.objectives import WHOLE, soft_cross_entropy, soft_labels
+from paceline.training.objectives import TEXT, WHOLE, soft_cross_entropy, soft_labels
 from paceline.training.task import TaskOptions
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class GuideOptions(TaskOptions):
             would else know too well.
         init: folder of a trained guide to go on from; "": a new one, which is fitted to the text.
     """
+
+    without_probabilities = (TEXT,)
 
     rank: int = 256
     inner: int = 256
@@ -140,7 +142,7 @@ def _chosen(candidates: Int[Tensor, "n k"], scores: Float[Tensor, "n k"]) -> Int
 def prepare_guide(name: str, folders: Sequence[Path], config: GuideOptions, plan: TrainingPlan) -> PreparedTraining:
     """A guide to train for the model called `name`, on the data of `folders`.
 
-    Raises what `prepare_early_exit` does; NativeUnavailable where n-grams' candidates cannot be told.
+    Raises what `early_exit.prepare_early_exit` does; NativeUnavailable where n-grams' candidates cannot be told.
     """
     model, tokenizer = load_as_stored(name)
     data = training_data(folders, config, tokenizer)

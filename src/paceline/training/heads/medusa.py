@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.parallel import RANKS
 from paceline.errors import require
 from paceline.training.data.dataset import IGNORE, Batch
 from paceline.training.data.samples import UNKNOWN
 from paceline.training.heads.head_task import Drafts, FeatureTask, HeadOptions, TargetFeatures, ahead
+from paceline.training.heads.initial_weights import fit_medusa
+from paceline.training.heads.prepare_feature_heads import frozen_model, prepared
 from paceline.training.heads.simulated_acceptance import COUNTS, draft_counts, figures, tally
 
 if TYPE_CHECKING:
-    from paceline.drafters.medusa.head import MedusaHead
+    from paceline.training.heads.adversarial import AdversarialOptions
     from paceline.training.heads.frozen_layers import HiddenStates
+    from paceline.training.heads.prepare import PreparedTraining, TrainingPlan
 
 DECAY = 0.8  # a head's weight in the loss, relative to the one before it (Medusa, section 2.2.1)
 
@@ -115,3 +120,30 @@ def break_symmetry(head: MedusaHead, seed: int) -> None:
     first = head.weight[:-1]
     noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(seed))
     first += 1e-3 * noise.to(first.device)
+
+
+def prepare_medusa(
+    name: str,
+    folders: Sequence[Path],
+    config: MedusaOptions,
+    plan: TrainingPlan,
+    adversarial: AdversarialOptions | None = None,
+) -> PreparedTraining:
+    """Medusa heads to train for the model called `name`, on the data of `folders`.
+
+    Raises what `early_exit.prepare_early_exit` does.
+    """
+    frozen = frozen_model(name, folders, config, MedusaHead)
+    head = MedusaHead.from_target(
+        frozen.model,
+        heads=config.heads,
+        layers=config.layers,
+        vocabulary=config.vocabulary,
+        tokens=frozen.tokens,
+    )
+    break_symmetry(head, plan.training.seed)
+
+    def make_task(features: HiddenStates, matrix: Tensor) -> MedusaTask:
+        return MedusaTask(head, features, config.objective, matrix)
+
+    return prepared(frozen, head, fit_medusa, make_task, config, plan, adversarial)

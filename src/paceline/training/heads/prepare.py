@@ -11,20 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from paceline.drafters.early_exit.head import ExitHead
-from paceline.drafting.heads import placed
 from paceline.errors import UnsupportedModel, require
 from paceline.targets import make_target
-from paceline.targets.families import output_matrix
-from paceline.targets.reference import as_target
-from paceline.targets.sources import load_as_stored
 from paceline.targets.tokenizers import fingerprint
-from paceline.training.data.dataset import Dataset, frequent_tokens
-from paceline.training.heads.early_exit import EarlyExitTask, ExitConfig
-from paceline.training.heads.feature_store import FeatureStore
-from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates, cut
-from paceline.training.heads.initial_weights import fit_output
-from paceline.training.objectives import WHOLE
+from paceline.training.data.dataset import Dataset
+from paceline.training.objectives import TEXT, WHOLE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -72,48 +63,6 @@ class TrainingPlan(NamedTuple):
         return torch.bfloat16 if self.half else torch.float32
 
 
-def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, plan: TrainingPlan) -> PreparedTraining:
-    """An exit head to train for the model called `name`, on the data of `folders`.
-
-    Raises:
-        ModelError, UnsupportedModel: the model cannot be found, or its layers do not run one by one.
-        DataError: the data is missing, damaged, or another tokenizer's.
-        OptionError: a number out of the model's range.
-    """
-    model, tokenizer = load_as_stored(name)
-    data = training_data(folders, config, tokenizer)
-    total, count = parameters(model), model.config.num_hidden_layers
-    require(1 <= config.layers < count, f"layers must lie in 1 .. {count - 1}, not {config.layers}")
-    follow = config.start == "fitted" and config.layers + config.exit_layers <= count
-    model = cut(model, config.layers + (config.exit_layers if follow else 0), max(1, config.exit_layers))
-    dtype = plan.dtype(model.dtype)
-    model = model.float()  # for a fingerprint that does not depend on how training computes
-    target = as_target(model)
-    head = ExitHead.from_target(
-        model,
-        config.layers,
-        exit_layers=config.exit_layers,
-        tokens=frequent_tokens(data.frequencies(target.vocab_size), config.vocab, target.eos),
-        rank=config.rank,
-        copied=config.layers if follow else None,
-    )
-    home = head.stored_path(target)
-    plan.at_home(home)
-    warn_of_strangers(data, head.config.target)
-    head.to(plan.device)
-    matrix = output_matrix(model).to(plan.device, copy=True)
-    model = placed(cut(model, config.layers), plan.device, dtype)
-    loaded = parameters(model) + head.parameter_counts()["total"]
-    frozen: HiddenStates
-    frozen = first = FrozenLayers(fast(model, tokenizer, plan.tier), config.layers)
-    if config.stored:
-        frozen = FeatureStore(first, data, head.fingerprint, config.store_limit, plan.stored)
-    if config.start == "fitted":
-        fit_output(head, matrix, frozen, data, data.split(plan.training.held_back)[0])
-    settings = {"model": head.config.target, "data": data.digest, **facts(config)}
-    return PreparedTraining(EarlyExitTask(head, frozen, config.objective), data, home, settings, loaded, total)
-
-
 def training_data(folders: Sequence[Path], config: TaskOptions, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """What a head learns from.
 
@@ -122,9 +71,11 @@ def training_data(folders: Sequence[Path], config: TaskOptions, tokenizer: PreTr
         OptionError: it does not tell what the objective needs.
     """
     data = Dataset(*folders, max_length=config.max_length, tokenizer=fingerprint(tokenizer))
-    told = config.objective in ("text", WHOLE) or data.shards[0].top_ids.shape[1] > 0
-    others = "--objective text" if isinstance(config, ExitConfig) else "--objective whole or text"
-    require(told, f"the data has no probabilities, which {config.objective} learns (see --top): give {others}")
+    told = config.objective in (TEXT, WHOLE) or data.shards[0].top_ids.shape[1] > 0
+    others = " or ".join(config.without_probabilities)
+    require(
+        told, f"the data has no probabilities, which {config.objective} learns (see --top): give --objective {others}"
+    )
     return data
 
 

@@ -1,4 +1,4 @@
-"""From a model's name and folders of data to a head on the target's features that the trainer takes."""
+"""What the heads on the target's features (Medusa, EAGLE, DFlash) share on the way to the trainer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paceline.drafters.dflash.head import DFlashHead
 from paceline.drafters.eagle.eagle3_head import BESIDE, Eagle3Head
-from paceline.drafters.eagle.head import EagleHead
-from paceline.drafters.medusa.head import MedusaHead
 from paceline.drafting.heads import TrainedHead, placed, with_blocks
 from paceline.errors import require
 from paceline.targets.families import Adjustment, embedding_matrix, output_matrix
@@ -22,12 +19,9 @@ from paceline.targets.reference import as_target
 from paceline.targets.sources import load_as_stored
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads.adversarial import Adversarial, AdversarialOptions, Discriminator
-from paceline.training.heads.dflash import DFlashOptions, DFlashTask
-from paceline.training.heads.eagle import Eagle3Options, EagleOptions, EagleTask
 from paceline.training.heads.feature_store import FeatureStore
 from paceline.training.heads.frozen_layers import FrozenLayers, HiddenStates
-from paceline.training.heads.initial_weights import fit_dflash, fit_eagle, fit_eagle3, fit_entry, fit_medusa
-from paceline.training.heads.medusa import MedusaOptions, MedusaTask, break_symmetry
+from paceline.training.heads.initial_weights import fit_entry
 from paceline.training.heads.prepare import (
     PreparedTraining,
     TrainingPlan,
@@ -60,112 +54,13 @@ class FrozenModel(NamedTuple):
     total: int  # parameters of the model
 
 
-def prepare_medusa(
-    name: str,
-    folders: Sequence[Path],
-    config: MedusaOptions,
-    plan: TrainingPlan,
-    adversarial: AdversarialOptions | None = None,
-) -> PreparedTraining:
-    """Medusa heads to train for the model called `name`, on the data of `folders`.
+def frozen_model(name: str, folders: Sequence[Path], config: HeadOptions, kind: type[TrainedHead]) -> FrozenModel:
+    """The model called `name` for a head of this kind, on the data of `folders`.
 
-    Raises what `prepare_early_exit` does.
+    Raises:
+        ModelError, UnsupportedModel: the model cannot be found, or its layers do not run one by one.
+        DataError: the data is missing, damaged, or another tokenizer's.
     """
-    frozen = _frozen(name, folders, config, MedusaHead)
-    head = MedusaHead.from_target(
-        frozen.model,
-        heads=config.heads,
-        layers=config.layers,
-        vocabulary=config.vocabulary,
-        tokens=frozen.tokens,
-    )
-    break_symmetry(head, plan.training.seed)
-
-    def make_task(features: HiddenStates, matrix: Tensor) -> MedusaTask:
-        return MedusaTask(head, features, config.objective, matrix)
-
-    return _prepared(frozen, head, fit_medusa, make_task, config, plan, adversarial)
-
-
-def prepare_eagle(
-    name: str,
-    folders: Sequence[Path],
-    config: EagleOptions,
-    plan: TrainingPlan,
-    adversarial: AdversarialOptions | None = None,
-) -> PreparedTraining:
-    """An EAGLE head, as `prepare_medusa`."""
-    frozen = _frozen(name, folders, config, EagleHead)
-    head = EagleHead.from_target(frozen.model, config.layers, tokens=frozen.tokens, seed=plan.training.seed)
-
-    def make_task(features: HiddenStates, matrix: Tensor) -> EagleTask:
-        return EagleTask(head, features, config, matrix, plan.training.seed)
-
-    return _prepared(frozen, head, fit_eagle, make_task, config, plan, adversarial)
-
-
-def prepare_eagle3(
-    name: str,
-    folders: Sequence[Path],
-    config: Eagle3Options,
-    plan: TrainingPlan,
-    adversarial: AdversarialOptions | None = None,
-) -> PreparedTraining:
-    """An EAGLE-3 head, as `prepare_medusa`."""
-    frozen = _frozen(name, folders, config, Eagle3Head)
-    head = Eagle3Head.from_target(
-        frozen.model,
-        config.layers,
-        tokens=frozen.tokens,
-        taps=config.taps,
-        token=config.token,
-        shallow=config.shallow,
-        seed=plan.training.seed,
-    )
-    if isinstance(frozen.init, Eagle3Head):
-        alike = head.config.norm_first == frozen.init.config.norm_first
-        require(alike, "the head to go on from is of a form that is not trained here: norm_before_residual")
-
-    def make_task(states: HiddenStates, matrix: Tensor) -> EagleTask:
-        return EagleTask(head, states, config, matrix, plan.training.seed)
-
-    return _prepared(frozen, head, fit_eagle3, make_task, config, plan, adversarial, taps=head.reads)
-
-
-def prepare_dflash(
-    name: str,
-    folders: Sequence[Path],
-    config: DFlashOptions,
-    plan: TrainingPlan,
-    adversarial: AdversarialOptions | None = None,
-) -> PreparedTraining:
-    """A DFlash head, as `prepare_medusa`."""
-    frozen = _frozen(name, folders, config, DFlashHead)
-    head = DFlashHead.from_target(
-        frozen.model,
-        config.layers,
-        block=config.block,
-        tokens=frozen.tokens,
-        taps=config.taps,
-        mask=config.mask,
-        inner=config.inner,
-        seed=plan.training.seed,
-    )
-
-    if isinstance(frozen.init, DFlashHead):
-        ours, theirs = head.config, frozen.init.config
-        same = all(getattr(ours, name) == getattr(theirs, name) for name in ("taps", "mask", "shape"))
-        require(same, "the head to go on from has other --taps, another --mask or layers of another shape")
-        plain = not any((*theirs.causal, *theirs.windows, theirs.from_known, theirs.bias))
-        require(plain, "the head to go on from is of a form that is not trained here: causal, windows, anchor or bias")
-
-    def make_task(states: HiddenStates, matrix: Tensor) -> DFlashTask:
-        return DFlashTask(head, states, config, matrix, plan.training.seed)
-
-    return _prepared(frozen, head, fit_dflash, make_task, config, plan, adversarial, taps=head.config.taps)
-
-
-def _frozen(name: str, folders: Sequence[Path], config: HeadOptions, kind: type[TrainedHead]) -> FrozenModel:
     model, tokenizer = load_as_stored(name)
     data = training_data(folders, config, tokenizer)
     total, dtype = parameters(model), model.dtype
@@ -178,7 +73,7 @@ def _frozen(name: str, folders: Sequence[Path], config: HeadOptions, kind: type[
     return FrozenModel(model, tokenizer, target, data, tokens, init, dtype, total)
 
 
-def _prepared(
+def prepared(
     frozen: FrozenModel,
     head: TrainedHead,
     fit: Callable[[Any, HiddenStates, Dataset, Sequence[int]], None],
@@ -188,6 +83,13 @@ def _prepared(
     adversarial: AdversarialOptions | None,
     taps: Sequence[int] = (),
 ) -> PreparedTraining:
+    """The head with what the trainer takes, once it has the weights that it begins with.
+
+    Args:
+        fit: gives a new head these.
+        make_task: from the target's features and the output matrix's rows.
+        taps: hidden states that the head reads; none: features.
+    """
     model, data, (training, device, tier, at_home, stored, _) = frozen.model, frozen.data, plan
     if frozen.init:  # before what takes long: it may not fit
         go_on(head, frozen.init)
