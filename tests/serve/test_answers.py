@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pytest
+
 from decoding.test_text import PIECES
 from paceline.decoding.logprobs import Logprob
 from paceline.decoding.text import Piece, TextStream
@@ -68,6 +73,31 @@ def test_a_call_that_is_cut_says_so() -> None:
         delta = choice.delta(news([1], text, ended), TEXTS)
         assert delta["finish_reason"] == reason
         assert len(delta["delta"]["tool_calls"]) == 1
+
+
+def test_arguments_are_json() -> None:
+    """What Python reads and JSON does not know is no call."""
+    for number in ("-1e999", "NaN", "Infinity"):
+        tools = ToolText()
+        text = f'<tool_call>{{"name": "f", "arguments": {{"a": {number}}}}}</tool_call>'
+        assert tools.push(text) + tools.flush() == text
+        assert not tools.calls
+
+
+def test_ends_within_a_string_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    def read(text: str) -> Any:
+        nonlocal looked
+        looked += 1
+        return json.loads(text)
+
+    monkeypatch.setattr("paceline.serve.tools.read_json", read)
+    call = {"name": "f", "arguments": {"a": "x</tool_call>" * 50}}
+    text, tools = f"<tool_call>{json.dumps(call)}</tool_call>" * 2, ToolText()
+    assert "".join(tools.push(text[at : at + 4]) for at in range(0, len(text), 4)) == ""
+    assert [made["function"]["arguments"] for made in tools.calls] == [json.dumps(call["arguments"])] * 2
+    assert looked <= 2 * (50 + 2)
 
 
 def test_tokens_keep_their_spaces() -> None:

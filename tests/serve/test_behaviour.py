@@ -18,6 +18,7 @@ from paceline import LLM
 from paceline.decoding.engine import Engine
 from paceline.errors import OptionError
 from paceline.serve.app import make_app
+from paceline.serve.requests import LONG as TEXT_LENGTH
 from paceline.serve.requests import FrontDesk
 from paceline.serve.settings import Settings
 from paceline.serve.tools import ToolText
@@ -83,6 +84,33 @@ class TestLoad:
         assert answer.status_code == 400
         assert "12 answers at once are asked for; here 11 at most" in answer.text
         assert free(server)
+
+    def test_long_texts_wait_in_line(self, llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+        """One is read at a time, in one thread; those of clients that have gone are not read."""
+        reading, go, read = Event(), Event(), list[str]()
+
+        def encode(self: FrontDesk, text: str, special: bool = True) -> list[int]:
+            if len(text) > TEXT_LENGTH:
+                read.append(text[0])
+                reading.set()
+                assert go.wait(20)
+            return [1, 2, 3]
+
+        monkeypatch.setattr(FrontDesk, "encode", encode)
+        with serving(llms, Settings(rows=1, context=128, keep=0)) as server, ThreadPoolExecutor(1) as pool:
+            body: dict[str, Any] = {"max_tokens": 1}
+            first = pool.submit(server.post, "/v1/completions", json=body | {"prompt": "a" * (TEXT_LENGTH + 1)})
+            assert reading.wait(20)
+            for _ in range(3):
+                with pytest.raises(httpx.ReadTimeout):
+                    httpx.post(
+                        f"{server.url}/v1/completions", json=body | {"prompt": "b" * (TEXT_LENGTH + 1)}, timeout=0.2
+                    )
+            assert server.post("/v1/completions", json=body | {"prompt": "short"}).status_code == 200
+            go.set()
+            assert first.result().status_code == 200
+            assert server.post("/v1/completions", json=body | {"prompt": "c" * (TEXT_LENGTH + 1)}).status_code == 200
+        assert read == ["a", "c"]
 
     @pytest.mark.parametrize("policy", ["fixed:k=12", "schedule", "fixed:k=32"])
     def test_answers_as_long_as_the_context_under_any_policy(self, server: Running, policy: str) -> None:

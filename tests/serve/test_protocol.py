@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from pydantic import ValidationError
 
 from paceline import LLM
+from paceline.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from serve.conftest import Running
 
 CHAT = [{"role": "user", "content": "abcabcabc"}]
@@ -58,7 +61,8 @@ class TestChat:
 
     def test_what_is_done_anyway_may_be_asked_for(self, server: Running, tiny: LLM) -> None:
         asked: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0.9, "seed": 2**40 + 5}
-        more = {"store": False, "modalities": ["text"]}
+        more = {"store": False, "modalities": ["text"], "service_tier": "auto"}
+        more |= {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "metadata": {"of": "no account"}}
         got = server.client().chat.completions.create(messages=CHAT, **asked, extra_body=more)
         want = offline(tiny, CHAT, max_new_tokens=12, temperature=0.9, seed=5).text
         assert got.choices[0].message.content == want
@@ -178,7 +182,14 @@ class TestRefusals:
             ({"seed": True}, "seed: "),
             ({"temperature": False}, "temperature: "),
             ({"stream": "yes"}, "stream: "),
-            ({"logit_bias": {"x": 1}}, "logit_bias.x: "),
+            ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is no token id"),
+            ({"logit_bias": {"5": 101}}, "logit_bias: the number of token 5 must lie in -100 .. 100"),
+            ({"logit_bias": [5]}, "logit_bias: must be an object"),
+            ({"stop": [""]}, "stop: a text of it is empty"),
+            ({"repetition_penalty": 1e7}, "repetition_penalty: "),
+            ({"max_tokens": None, "min_tokens": 600}, "min_tokens: 600 are more"),
+            ({"prompt": [999], "echo": True}, "prompt: token id 999"),
+            ({"service_tier": "flex"}, "service_tier: "),
         ],
     )
     def test_the_field_is_named(self, server: Running, more: dict[str, Any], named: str) -> None:
@@ -187,7 +198,8 @@ class TestRefusals:
         error = answer.json()["error"]
         assert named in error["message"]
         field, colon, _ = error["message"].partition(": ")
-        assert error["param"] == (field if colon else None)
+        of_limits = "max_tokens" if "context" in named else None  # which clients know by their words
+        assert error["param"] == (field if colon else of_limits)
 
     def test_a_text_that_is_too_long_is_told_as_clients_know_it(self, server: Running) -> None:
         answer = server.post("/v1/completions", json={"prompt": "abc", **GREEDY, "max_tokens": 600})
@@ -213,15 +225,57 @@ class TestRefusals:
             ),
             ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}, "tool_calls"),
             ({"prediction": {"type": "content", "content": "a" * 600}}, "prediction: its 600 tokens"),
+            ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.function: Field required"),
+            ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos: response_format and"),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+                "response_format: ",
+            ),
         ],
     )
     def test_of_chats(self, server: Running, more: dict[str, Any], named: str) -> None:
         with pytest.raises(openai.BadRequestError, match=named):
             server.client().chat.completions.create(**{"messages": CHAT, **GREEDY}, extra_body=more)
 
+    def test_what_is_too_long_is_named(self, server: Running) -> None:
+        for field in ("max_tokens", "max_completion_tokens"):
+            answer = server.post("/v1/chat/completions", json={"messages": CHAT, field: 600})
+            assert answer.json()["error"]["param"] == field
+        long = [{"role": "user", "content": "a" * 600}]
+        assert server.post("/v1/chat/completions", json={"messages": long}).json()["error"]["param"] == "messages"
+        assert server.post("/v1/completions", json={"prompt": "a" * 600}).json()["error"]["param"] == "prompt"
+        assert server.post("/detokenize", json={"tokens": [999]}).json()["error"]["param"] == "tokens"
+
     def test_another_model(self, server: Running) -> None:
-        with pytest.raises(openai.NotFoundError):
-            server.client().completions.create(prompt="a", model="gpt")
+        client = server.client()
+        for ask in (client.models.retrieve, partial(client.completions.create, prompt="a")):
+            with pytest.raises(openai.NotFoundError) as refused:
+                ask(model="gpt")
+            assert (refused.value.param, refused.value.code) == ("model", "model_not_found")
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/chat/completions", {"messages": [0] * 300_000}),
+            ("/v1/chat/completions", {"messages": CHAT, "tools": [{}] * 200_000}),
+            ("/v1/completions", {"prompt": "a", "logit_bias": {str(n): "x" for n in range(100_000)}}),
+            ("/v1/completions", {"prompt": "a"} | {f"x{n}": 0 for n in range(100_000)}),
+            ("/detokenize", {"tokens": [-1] * 300_000}),
+        ],
+        ids=["messages", "tools", "biases", "fields", "tokens"],
+    )
+    def test_of_many_faults_one_is_looked_for(self, path: str, body: dict[str, Any]) -> None:
+        """All of them would hold everybody up for a minute, and take gigabytes."""
+        form = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}.get(path, DetokenizeRequest)
+        with pytest.raises(ValidationError) as refused:
+            form.model_validate(body)
+        assert refused.value.error_count() < 4
+
+    def test_more_answers_than_there_is_room_for(self, server: Running) -> None:
+        """Before any of the prompts is read."""
+        answer = server.post("/v1/completions", json={"prompt": ["a"] * 2_000})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "n"
 
     @pytest.mark.parametrize(
         "body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"{" * 5000, b'{"prompt": 1e999}']

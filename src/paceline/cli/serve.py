@@ -21,11 +21,9 @@ KEY = "PACELINE_API_KEY"  #: Environment variable: a key that requests must send
 
 
 def _configured(context: Context, file: Path | None) -> Path | None:
-    """Options that a file sets, for those that the command line leaves out."""
-    if file is None:
-        return None
+    """Options that a file and the environment set, for those that the command line leaves out."""
     try:
-        values = tomllib.loads(file.read_text("utf-8"))
+        values = tomllib.loads(file.read_text("utf-8")) if file else {}
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error  # the system's own text names the file again
         raise OptionError(f"cannot read the options in {file}: {why}") from error
@@ -36,8 +34,10 @@ def _configured(context: Context, file: Path | None) -> Path | None:
     for name, value in values.items():
         switch = getattr(known[name], "is_flag", False)
         require(switch or not isinstance(value, bool), f"{file}: {name} is no switch, but true or false is given")
+        listed = isinstance(value, list) or not getattr(known[name], "multiple", False)
+        require(listed, f'{file}: {name} is a list, as in {name} = ["one", "another"]')
     if KEY in os.environ:
-        values.pop("api_key", None)
+        values["api_key"] = [os.environ[KEY]]
     context.default_map = values
     return file
 
@@ -95,7 +95,7 @@ def serve(
         "keep": keep,
         "timeout": timeout,
         "drain": drain,
-        "keys": tuple(api_key or ()) or ((os.environ[KEY],) if KEY in os.environ else ()),
+        "keys": tuple(api_key or ()),
         "origins": tuple(origin or ()),
         "body": body,
         "name": source.model,

@@ -19,11 +19,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from paceline.errors import require
 from paceline.serve.answers import AnswerChoice, envelope, speculation, usage
-from paceline.serve.errors import RequestTimeout, add_error_handlers, described
+from paceline.serve.errors import DISCONNECTED, ClientGone, RequestTimeout, add_error_handlers, described
 from paceline.serve.guard import Guard
 from paceline.serve.metrics import Metrics
 from paceline.serve.protocol import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from paceline.serve.requests import FrontDesk
+from paceline.serve.requests import LONG, FrontDesk
 from paceline.serve.settings import Settings
 from paceline.serve.tools import ToolText
 from paceline.serve.worker import Job, Worker
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).with_name("page")
 READ = ["GET", "HEAD"]
-DISCONNECTED = 499  # as nginx calls it: nobody reads it
 
 Result = TypeVar("Result")
 
@@ -92,6 +91,20 @@ class Service:
 
     def __init__(self, worker: Worker, desk: FrontDesk, model: str, timeout: float) -> None:
         self.worker, self.desk, self.model, self.timeout = worker, desk, model, timeout
+        self._line = asyncio.Semaphore(1)  # of long texts: they would take every thread there is
+
+    async def apart(self, request: Request, characters: int, work: Callable[..., Result], *given: Any) -> Result:
+        """What a thread makes of a text of so many characters. Raises ClientGone, or RequestTimeout."""
+
+        async def result() -> Result:
+            async with self._line if characters > LONG else contextlib.nullcontext():
+                return await run_in_threadpool(work, *given)
+
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await until_gone(request, result())
+        except TimeoutError:
+            raise RequestTimeout(f"the request took longer than {self.timeout:g} seconds") from None
 
     def check_model(self, name: str) -> None:
         """Raises HTTPException for another model's name."""
@@ -202,10 +215,6 @@ class JobStream(StreamingResponse):
             self.worker.cancel(self.job)
 
 
-class ClientGone(Exception):
-    """Whoever asked has hung up."""
-
-
 async def until_gone(request: Request, answer: Awaitable[Result]) -> Result:
     """The answer, unless the client hangs up first. Raises ClientGone."""
 
@@ -233,38 +242,46 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> Response:
-        ids = await run_in_threadpool(desk.conversation, body)
-        await run_in_threadpool(desk.check_format, body)
-        prediction = await run_in_threadpool(desk.predicted, body.prediction.text) if body.prediction else []
+        ids = await service.apart(request, desk.size(body.messages, body.tools), desk.conversation, body)
+        await service.apart(request, 0, desk.check_format, body)
+        said = body.prediction.text if body.prediction else ""
+        prediction = await service.apart(request, len(said), desk.predicted, said) if said else []
         return await service.complete(request, body, [ids], prediction, [""])
 
     @app.post("/v1/completions")
     async def completions(request: Request, body: CompletionRequest) -> Response:
+        service.worker.check_count(len(body.prompt) * body.n)
         prompts = [
-            await run_in_threadpool(desk.encode, prompt) if isinstance(prompt, str) else prompt
+            await service.apart(request, len(prompt), desk.encode, prompt) if isinstance(prompt, str) else prompt
             for prompt in body.prompt
         ]
         require(all(prompts), "prompt: it is empty")
         echoes = [""] * len(prompts)
         if body.echo:
-            echoes = [p if isinstance(p, str) else await run_in_threadpool(desk.decode, p) for p in body.prompt]
+            echoes = [
+                prompt
+                if isinstance(prompt, str)
+                else await service.apart(request, len(prompt), desk.decode, prompt, "prompt")
+                for prompt in body.prompt
+            ]
         return await service.complete(request, body, prompts, [], echoes)
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
-        require((body.prompt is None) != (body.messages is None), "give prompt or messages")
+        require((body.prompt is None) != (body.messages is None), "prompt: give it or messages")
         if body.messages is not None:
             require(body.add_special_tokens, "add_special_tokens: what a chat begins with is its template's to say")
-            ids = await run_in_threadpool(desk.chat, body.messages)
+            ids = await service.apart(request, desk.size(body.messages), desk.chat, body.messages)
         else:
-            ids = await run_in_threadpool(desk.encode, body.prompt or "", body.add_special_tokens)
+            text = body.prompt or ""
+            ids = await service.apart(request, len(text), desk.encode, text, body.add_special_tokens)
         return {"tokens": ids, "count": len(ids), "max_model_len": desk.context}
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+    async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, str]:
         service.check_model(body.model)
-        return {"prompt": await run_in_threadpool(desk.decode, body.tokens)}
+        return {"prompt": await service.apart(request, len(body.tokens), desk.decode, body.tokens, "tokens")}
 
 
 def _add_state(app: FastAPI, service: Service, metrics: Metrics) -> None:
@@ -280,7 +297,7 @@ def _add_state(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/v1/models/{name:path}")
     async def model_of(name: str) -> dict[str, Any]:
         if name != model:
-            raise HTTPException(404, f"there is no model '{name}' here, but '{model}'")
+            raise HTTPException(404, f"model: there is no '{name}' here, but '{model}'")
         return about
 
     @app.api_route("/health", methods=READ)

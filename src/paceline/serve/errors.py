@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -13,15 +13,29 @@ from starlette.exceptions import HTTPException
 from paceline.errors import ContextOverflow, PacelineError
 from paceline.serve.worker import Closing, QueueFull, RoundFailed
 
-_FORM = re.compile(r"str|list\[.*\]|\[key\]")  # in the place of a fault: which of several forms was tried
+_FORM = re.compile(r"str|NamedTool|list\[.*\]|\[key\]")  # in the place of a fault: which of several forms was tried
 _FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*): ")  # at the beginning of what is said: the field that is meant
 _BY_TYPE = "response_format"  # its form's name stands in the place of a fault, too
 TOO_LONG = "context_length_exceeded"  # by this code clients know that a shorter prompt would do
+NO_MODEL, NO_KEY = "model_not_found", "invalid_api_key"  # further codes that clients know
 RETRY_AFTER = "1"  # seconds: a round takes far less, an answer seldom more
+DISCONNECTED = 499  # as nginx calls it: nobody reads it
+
+
+class ClientGone(Exception):
+    """Whoever asked has hung up."""
 
 
 class RequestTimeout(PacelineError):
     """A request took longer than it may."""
+
+
+class TooLong(ContextOverflow):
+    """A request needs more than the context. `field` is what would have to be smaller."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 #: Status and type by the first class that fits; any other of paceline's own errors is the client's.
@@ -46,7 +60,8 @@ def described(error: Exception) -> tuple[int, dict[str, Any]]:
     status, kind = next((status, kind) for cls, status, kind in KINDS if isinstance(error, cls))
     message = str(error) if isinstance(error, PacelineError) else "internal error"
     code = TOO_LONG if isinstance(error, ContextOverflow) else status
-    return status, error_body(message, kind, code, _named(message) if status == 400 else None)
+    field = error.field if isinstance(error, TooLong) else _named(message)
+    return status, error_body(message, kind, code, field if status == 400 else None)
 
 
 def _named(message: str) -> str | None:
@@ -78,8 +93,14 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        body = error_body(str(error.detail), "invalid_request_error", error.status_code)
+        said = str(error.detail)
+        code = NO_MODEL if error.status_code == 404 and _named(said) == "model" else error.status_code
+        body = error_body(said, "invalid_request_error", code, _named(said))
         return JSONResponse(body, error.status_code, error.headers)
+
+    @app.exception_handler(ClientGone)
+    async def gone(_: Request, __: ClientGone) -> Response:
+        return Response(status_code=DISCONNECTED)
 
     @app.exception_handler(PacelineError)
     async def own(_: Request, error: PacelineError) -> JSONResponse:

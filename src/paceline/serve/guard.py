@@ -15,7 +15,7 @@ from urllib.parse import quote
 import orjson
 from starlette.exceptions import HTTPException
 
-from paceline.serve.errors import answer, described, error_body
+from paceline.serve.errors import NO_KEY, answer, described, error_body
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -84,7 +84,7 @@ class Guard:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             known = [secrets.compare_digest(_digest(key), one) for one in self.keys]  # all are compared
             if scheme.lower() != "bearer" or not any(known):
-                return 401, error_body("invalid API key", "authentication_error", 401)
+                return 401, error_body("invalid API key", "authentication_error", NO_KEY)
         if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > self.body:
             return 413, error_body(f"the body has more than {self.body} bytes", "invalid_request_error", 413)
         return None

@@ -9,14 +9,16 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PlainValidator, model_validator
 
+from paceline.decoding.sampling import LARGE
 from paceline.files import read_json
 from paceline.serve.tools import calls_grammar
 
-MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_LOGPROBS = 16, 1000, 128, 20
+MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_LOGPROBS, MOST_BIAS = 16, 1000, 128, 20, 100
+MOST_FIELDS = 100  # of an object: more are one fault, as each that is found takes time (so do lists: `fail_fast`)
 SEEDS = 2**32  # that requests can have; clients may send whole numbers of 64 bits
 
 Choice = Literal["none", "auto", "required"]  # of whether tools are called
-Tokens = list[Annotated[int, Field(ge=0)]]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
 
 class Strict(BaseModel):
@@ -27,7 +29,11 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+        if not isinstance(data, dict):
+            return data
+        if len(data) > MOST_FIELDS:
+            raise ValueError(f"it has {len(data)} fields, of which {MOST_FIELDS} are possible")
+        return {key: value for key, value in data.items() if value is not None}
 
 
 class Body(Strict):
@@ -56,6 +62,8 @@ def _stops(given: Any) -> list[str]:
         raise ValueError("must be a text or a list of texts")
     if len(stops) > MOST_STOPS:
         raise ValueError(f"at most {MOST_STOPS} are possible, not {len(stops)}")
+    if not all(stops):
+        raise ValueError("a text of it is empty")
     if any(len(stop) > LONGEST_STOP for stop in stops):
         raise ValueError(f"a text of it may have {LONGEST_STOP} characters at most")
     return stops
@@ -65,6 +73,18 @@ def _number(given: Any) -> Any:
     if isinstance(given, bool):
         raise ValueError("must be a number here, not true or false")
     return given
+
+
+def _biases(given: Any) -> dict[int, float]:
+    """By token id. Ends at the first fault, of which there may be many."""
+    if not isinstance(given, dict):
+        raise ValueError("must be an object of numbers by token ids")
+    for token, bias in given.items():
+        if not str(token).isdecimal():
+            raise ValueError(f"'{token}' is no token id")
+        if type(bias) not in (int, float) or not -MOST_BIAS <= bias <= MOST_BIAS:
+            raise ValueError(f"the number of token {token} must lie in -{MOST_BIAS} .. {MOST_BIAS}")
+    return {int(token): float(bias) for token, bias in given.items()}
 
 
 def _prompts(given: Any) -> list[str | list[int]]:
@@ -106,6 +126,7 @@ class MethodChoice(Strict):
 class StreamOptions(Strict):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 class TextPart(Strict):
@@ -115,7 +136,7 @@ class TextPart(Strict):
 
 class PredictedContent(Strict):
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     @property
     def text(self) -> str:
@@ -144,10 +165,11 @@ class SchemaFormat(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[TextPart], BeforeValidator(_content)] = ""
+    content: Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_content)] = ""
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] = []  # of an answer that is sent back
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -157,7 +179,7 @@ class Message(Strict):
 
     def plain(self) -> dict[str, Any]:
         """As chat templates read it: with the arguments of calls as objects, which clients send as JSON text."""
-        kept = self.model_dump(exclude_none=True)
+        kept = self.model_dump(exclude_none=True, exclude={"annotations"})
         role = "system" if self.role == "developer" else self.role
         for call in kept.get("tool_calls", ()):
             function = call.get("function")
@@ -198,10 +220,10 @@ class Common(Body):
     top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = 0  # -1 as in vLLM: off
     min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+    repetition_penalty: Annotated[FiniteFloat, Field(ge=1 / LARGE, le=LARGE)] = 1.0
     presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] = 0.0
-    logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[FiniteFloat, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[int, float], PlainValidator(_biases, dict[int, float])] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[str], BeforeValidator(_stops)] = []
@@ -209,7 +231,11 @@ class Common(Body):
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    user: str | None = None  # whose request it is: of no account here
+    # Whose request it is, and what for: of no account here.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] = {}
     paceline: MethodChoice = MethodChoice()
 
     @model_validator(mode="after")
@@ -223,6 +249,10 @@ class Common(Body):
     @property
     def new_tokens(self) -> int | None:
         return self.max_tokens
+
+    def length_field(self, of_answer: bool) -> str:
+        """The name of what says how long the answer may be, or else of the prompt."""
+        return "max_tokens" if of_answer else "prompt"
 
     @property
     def top(self) -> int | None:
@@ -249,19 +279,21 @@ class Common(Body):
 
 
 class ChatRequest(Common):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
-    tools: list[Tool] = []
+    tools: Annotated[list[Tool], Field(fail_fast=True)] = []
     tool_choice: Annotated[Choice | NamedTool, BeforeValidator(_tool_choice)] = "auto"
     parallel_tool_calls: bool = True
     response_format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] = TextFormat(
         type="text"
     )
     prediction: PredictedContent | None = None
-    store: Literal[False] = False  # these two say what is done anyway
-    modalities: list[Literal["text"]] = ["text"]
+    # These say what is done anyway.
+    store: Literal[False] = False
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] = ["text"]
+    service_tier: Literal["auto", "default"] = "auto"
 
     @model_validator(mode="after")
     def _logprobs_are_asked_for(self) -> ChatRequest:
@@ -281,7 +313,8 @@ class ChatRequest(Common):
         if names and self.tool_choice != "none" and self.response_format.type != "text":
             raise ValueError("response_format: cannot be combined with tools, unless tool_choice is none")
         if self.must_match and (self.min_tokens or self.ignore_eos):
-            raise ValueError("response_format and tool_choice say where the answer ends: no min_tokens or ignore_eos")
+            field = "min_tokens" if self.min_tokens else "ignore_eos"
+            raise ValueError(f"{field}: response_format and tool_choice say where the answer ends")
         return self
 
     @property
@@ -309,6 +342,10 @@ class ChatRequest(Common):
     @property
     def new_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    def length_field(self, of_answer: bool) -> str:
+        asked = "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+        return asked if of_answer else "messages"
 
     @property
     def top(self) -> int | None:
@@ -342,7 +379,7 @@ class CompletionRequest(Common):
 class TokenizeRequest(Body):
     model: str = ""
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
     add_special_tokens: bool = True
 
 

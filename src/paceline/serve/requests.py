@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ from paceline.decoding.sampling import SamplingParams
 from paceline.errors import ContextOverflow, OptionError, require
 from paceline.policies import POLICIES
 from paceline.serve.answers import TokenTexts
-from paceline.serve.protocol import CompletionRequest
+from paceline.serve.errors import TooLong
+from paceline.serve.protocol import CompletionRequest, joined
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 PLAIN = "fixed:k=0"
 LONG = 100_000  # characters or tokens of a text that takes a tokenizer long
+AROUND = 50  # characters that a template writes around a message
 MOST_DRAFTED = 32  # tokens a round that any request's policy may draft; more where a drafter's own one does
 
 
@@ -59,9 +61,9 @@ class FrontDesk:
             raise ContextOverflow(f"prediction: its {len(ids)} tokens exceed the context of {self.context} tokens")
         return ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        vocab = self.llms[self.default].target.vocab_size
-        require(all(token < vocab for token in tokens), f"a token id is outside the vocabulary of {vocab}")
+    def decode(self, tokens: Sequence[int], field: str) -> str:
+        """The text of what a request has in this field."""
+        self._check_tokens(tokens, field)
         with self._tokenizer(len(tokens)) as tokenizer:
             return str(tokenizer.decode(list(tokens)))
 
@@ -73,7 +75,7 @@ class FrontDesk:
         called = any(message.tool_calls for message in messages)
         require(not called or "tool_calls" in template, "tool_calls: this model's chat template has no place for them")
         plain = [message.plain() for message in messages]
-        with self._tokenizer(sum(len(message["content"]) for message in plain)) as tokenizer:
+        with self._tokenizer(self.size(messages, tools)) as tokenizer:
             try:
                 ids = tokenizer.apply_chat_template(
                     plain,
@@ -85,6 +87,12 @@ class FrontDesk:
                 raise OptionError(f"messages: the chat template refuses them: {error}") from error
         return list(ids)
 
+    @staticmethod
+    def size(messages: Sequence[Message], tools: Sequence[Any] = ()) -> int:
+        """About how many characters the template makes of them: it writes something around each."""
+        said = sum(AROUND + len(joined(message.content)) + len(str(message.tool_calls)) for message in messages)
+        return said + len(str(tools))
+
     def conversation(self, body: ChatRequest) -> list[int]:
         hidden: Any = {"function": {"strict"}}  # of no account to the template
         tools = [tool.model_dump(exclude_none=True, exclude=hidden) for tool in body.tools] if body.uses_tools else []
@@ -93,7 +101,11 @@ class FrontDesk:
     def check_format(self, body: ChatRequest) -> None:
         """Whether the answer can be what it must be; what that takes is then ready for the engine's thread."""
         if body.must_match:
-            self.llms[self.default].matcher(SamplingParams(**body.must_match))
+            try:
+                self.llms[self.default].matcher(SamplingParams(**body.must_match))
+            except OptionError as error:
+                field = "tools" if "grammar" in body.must_match else "response_format"
+                raise OptionError(f"{field}: {error}") from error
 
     def requests(
         self, body: Common, prompts: Sequence[list[int]], prediction: Sequence[int] = ()
@@ -104,7 +116,12 @@ class FrontDesk:
             OptionError, ContextOverflow: what is asked for cannot be.
         """
         name, llm = self._method(body.paceline)
-        limits = [self._limit(len(prompt), body.new_tokens) for prompt in prompts]
+        self._check_tokens(body.logit_bias or (), "logit_bias")
+        for prompt in prompts:
+            self._check_tokens(prompt, "prompt")
+        limits = [self._limit(len(prompt), body) for prompt in prompts]
+        least = min(limits)
+        require(body.min_tokens <= least, f"min_tokens: {body.min_tokens} are more than there is room for, {least}")
 
         def make() -> list[Request]:
             made: list[Request] = []
@@ -124,12 +141,16 @@ class FrontDesk:
 
         return make
 
-    def _limit(self, prompt: int, wanted: int | None) -> int:
-        room = self.context - prompt
+    def _check_tokens(self, tokens: Collection[int], field: str) -> None:
+        vocab, highest = self.llms[self.default].target.vocab_size, max(tokens, default=0)
+        require(highest < vocab, f"{field}: token id {highest} is outside the vocabulary of {vocab}")
+
+    def _limit(self, prompt: int, body: Common) -> int:
+        room, wanted = self.context - prompt, body.new_tokens
         if room < (wanted or 1):
             new = "" if wanted is None else f" + {wanted} new tokens"
             most = f"this model's maximum context length is {self.context} tokens"  # clients look for these words
-            raise ContextOverflow(f"{most}, and a prompt of {prompt} tokens{new} exceeds it")
+            raise TooLong(f"{most}, and a prompt of {prompt} tokens{new} exceeds it", body.length_field(room > 0))
         return wanted or room
 
     def _method(self, asked: MethodChoice) -> tuple[str, LLM]:

@@ -43,6 +43,7 @@ class ToolText:
         self.calls: list[dict[str, Any]] = []
         self._several = several
         self._held = ""
+        self._searched = 0  # of what follows the first beginning there: so much has no end that counts
 
     def push(self, text: str) -> str:
         """The text that is certainly no call."""
@@ -50,11 +51,11 @@ class ToolText:
         shown = ""
         while BEGIN in self._held:
             before, _, rest = self._held.partition(BEGIN)
-            inside = _inside(rest)
-            if inside is None:
-                self._held = BEGIN + rest
+            found, at = _end(rest, self._searched)
+            if not found:
+                self._held, self._searched = BEGIN + rest, at
                 return shown + before
-            self._held = rest[len(inside) + len(END) :]
+            inside, self._held, self._searched = rest[:at], rest[at + len(END) :], 0
             call = _call(inside)
             shown += before if call else before + BEGIN + inside + END
             self.calls += [call] if call and (self._several or not self.calls) else []
@@ -69,25 +70,25 @@ class ToolText:
         return rest
 
 
-def _inside(rest: str) -> str | None:
-    """What stands before the first end that is not within a JSON string; None: there is none yet."""
-    end = rest.find(END)
-    while end >= 0:
+def _end(rest: str, begin: int) -> tuple[bool, int]:
+    """Whether there is an end, from `begin` on, that is not within a JSON string; and where, or where to look next."""
+    while (at := rest.find(END, begin)) >= 0:
         try:
-            read_json(rest[:end])
+            read_json(rest[:at])
         except ValueError as error:
             if str(error).startswith("Unterminated string"):
-                end = rest.find(END, end + 1)
+                begin = at + 1
                 continue
-        return rest[:end]
-    return None
+        return True, at
+    return False, begin
 
 
 def _call(text: str) -> dict[str, Any] | None:
     try:
         call = read_json(text)
         name, arguments = call["name"], call.get("arguments", {})
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        strict: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, **strict)
         (name + written).encode()  # half a surrogate pair, which JSON can escape, is in no answer
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

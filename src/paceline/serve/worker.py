@@ -145,6 +145,11 @@ class Worker:
     def ready(self) -> bool:
         return self._thread.is_alive() and not self._closing
 
+    def check_count(self, count: int) -> None:
+        """Raises OptionError where so many would not fit if nobody waited."""
+        if count > self.rows + self.queue:
+            raise OptionError(f"n: {count} answers at once are asked for; here {self.rows + self.queue} at most")
+
     def submit(self, job: Job) -> None:
         """Queue a job.
 
@@ -156,8 +161,7 @@ class Worker:
         with self._wake:
             if self._closing:
                 raise Closing("the server is shutting down")
-            if job.count > self.rows + self.queue:
-                raise OptionError(f"{job.count} answers at once are asked for; here {self.rows + self.queue} at most")
+            self.check_count(job.count)
             if self._pending + job.count > self.rows + self.queue:
                 raise QueueFull(f"{self.rows} requests are being decoded and {self.queue} wait: try again later")
             self._pending += job.count
