@@ -13,6 +13,7 @@ from helpers import hf_greedy, one_thread  # noqa: F401
 from paceline.api import LLM
 from paceline.drafters.eagle.drafter import Eagle
 from paceline.drafters.eagle.head import EagleHead
+from paceline.drafters.layer_skip.drafter import LayerSkip
 from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.merge import Merge
 from paceline.drafters.suffix import Suffix
@@ -23,7 +24,11 @@ from paceline.drafting.tree_drafter import TreeDrafter
 from paceline.errors import OptionError
 from paceline.policies import POLICIES
 from paceline.policies.fixed import Fixed
+from paceline.policies.pace import Pace
+from paceline.profiling import rounds
 from paceline.targets import as_target
+from paceline.targets.cost_model import Costs
+from paceline.targets.costs import set_costs
 from paceline.targets.target import PassOutput
 from tiny import byte_tokenizer, small_llama
 
@@ -258,3 +263,42 @@ def test_policies_of_heads_are_told_of_rounds_in_which_they_were_asked(monkeypat
     own = [told[at] for at in range(1, len(told)) if told[at] == told[at - 1]]  # the request's own is told each round
     assert own
     assert all(number % 3 == 0 for number in own)
+
+
+@pytest.mark.parametrize("policy", ["pace", "beta-ts:cost=auto", "cali-ts:cost=auto"])
+def test_a_part_that_runs_a_model_does_not_draft_for_free(policy: str) -> None:
+    """Its policy is told what its own rounds cost, and hands on to the next request what it has learned."""
+    target = as_target(small_llama())
+    part = LayerSkip(target)
+    set_costs(target, Costs({1: 1.0, 2: 1.1}))
+    set_costs(part, Costs({0: 1.0, 1: 1.6}))
+    llm = LLM(target, Merge(target, drafters=[part, Suffix(target)]), POLICIES.parse(policy))
+    seen = []
+    for _ in range(2):
+        [request] = llm.requests([[5, 6, 7] * 9], max_new_tokens=24)
+        engine = llm.engine
+        engine.add(request)
+        engine.step()
+        seen.append(own := request.state.views[0].policy)
+        assert own.long_run.cost(1) == pytest.approx(1.6)
+        assert request.policy.long_run.cost(1) < 1.6
+        while not engine.idle:
+            engine.step()
+    if policy == "pace":
+        assert rounds._before[part][True][Pace] is seen[-1]
+
+
+def test_parts_are_measured_before_they_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Drafter] = []
+
+    def measured(drafter: Drafter) -> Costs:
+        asked.append(drafter)
+        return Costs({0: 1.0, 1: 1.6})
+
+    monkeypatch.setattr(rounds, "_round_seconds", measured)
+    target = as_target(small_llama())
+    part = LayerSkip(target)
+    LLM(target, Merge(target, drafters=[part, Suffix(target)]), POLICIES.parse("pace")).requests(
+        [[5]], max_new_tokens=4
+    )
+    assert part in asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from random import Random
@@ -99,7 +98,7 @@ class Merge(TreeDrafter):
 
     def begin(self, row: Row, hidden: dict[int, Float[Tensor, "tokens hidden"]]) -> None:
         memory = {at: free.remember(row) for at, free in self.free.items()}
-        views = {at: RowView(row, deepcopy(row.policy)) for at in (*self.paid, *self.whole)}
+        views = {at: RowView(row, row.policy.for_part(at)) for at in (*self.paid, *self.whole)}
         known = self.known_of_samples if row.sampling else self.known
         gates = {at: Gate(before) for at, before in known.items()} if self.auto else None
         row.state = state = MergeState(memory, views, self.new_budget(row) if self.auto else None, gates)

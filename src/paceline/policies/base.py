@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +59,8 @@ class StoppingPolicy:
     copies = False
     #: Whether `check` wants to be told what rounds cost here, which somebody must have measured.
     reads_costs = False
+    #: Of one that does, with a drafter that merges others: where it would run with each of these alone.
+    alone: Sequence[Setting] = ()
 
     def check(self, setting: Setting) -> None:
         """The policy is about to run there, and may remember what it needs of it; asked once, before anything else.
@@ -65,6 +68,13 @@ class StoppingPolicy:
         Raises:
             OptionError, CheckpointMismatch: it cannot run there.
         """
+
+    def for_part(self, part: int) -> StoppingPolicy:
+        """A copy for one of the drafters that are merged here, told what rounds of that one cost."""
+        copied = deepcopy(self, {id(self.alone): self.alone})
+        if self.alone:
+            copied.check(self.alone[part])
+        return copied
 
     def seed(self, seed: int) -> None:
         """Make its random choices repeatable; called once, before the first round, with the request's seed."""

@@ -49,10 +49,15 @@ def ready(policy: Policy, drafter: Drafter, *, hidden: bool = True, plain: bool 
         costs_of(drafter.target)
     setting = setting_of(drafter, hidden=hidden)
     if policy.reads_costs:
-        before = _before.setdefault(drafter, {}).setdefault(plain, {})
-        setting = replace(setting, cost=round_cost(drafter, plain), pass_cost=pass_cost(drafter, plain), before=before)
+        setting = _with_costs(setting, drafter, plain)
+        policy.alone = [_with_costs(setting, part, plain) for part in drafter.parts]
     policy.check(setting)
     return policy
+
+
+def _with_costs(setting: Setting, drafter: Drafter, plain: bool) -> Setting:
+    before = _before.setdefault(drafter, {}).setdefault(plain, {})
+    return replace(setting, cost=round_cost(drafter, plain), pass_cost=pass_cost(drafter, plain), before=before)
 
 
 def setting_of(drafter: Drafter, *, hidden: bool = True) -> Setting:
@@ -114,11 +119,12 @@ def measure_drafting(drafter: Drafter) -> None:
     """Measure now what rounds take, where that needs the drafter for itself: later, others may decode with it. What
     cannot be measured is left to those who ask for it.
     """
-    if isinstance(drafter, AutoregressiveDrafter):
-        try:
-            pass_cost(drafter)
-        except Exception as error:
-            log.warning("what drafting with %s takes could not be measured: %s", drafter.source, error)
+    for one in (drafter, *drafter.parts):
+        if isinstance(one, AutoregressiveDrafter):
+            try:
+                pass_cost(one)
+            except Exception as error:
+                log.warning("what drafting with %s takes could not be measured: %s", one.source, error)
 
 
 def _round_seconds(drafter: Drafter) -> Costs:
