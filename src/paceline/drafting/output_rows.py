@@ -39,3 +39,13 @@ def output_rows(target: Target, tokens: Int[Tensor, " tokens"] | None) -> Float[
     columns = (torch.eye(target.config.hidden_size, dtype=target.dtype, device=target.device) * size).split(64)
     bias = target.logits(torch.zeros_like(columns[0][:1]))[:, ids]
     return torch.cat([(target.logits(unit)[:, ids] - bias) / size for unit in columns]).T.contiguous()
+
+
+@torch.no_grad()
+def output_bias(target: Target, tokens: Int[Tensor, " tokens"] | None) -> Float[Tensor, " tokens"] | None:
+    """What the target adds to its products with `output_rows`, of these tokens; None: nothing, as most models."""
+    nothing = torch.zeros(1, target.config.hidden_size, dtype=target.dtype, device=target.device)
+    bias = target.logits(nothing)[0]
+    if not bias.any():
+        return None
+    return bias if tokens is None else bias[tokens.to(bias.device)]

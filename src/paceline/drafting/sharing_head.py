@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.drafting.heads import TrainedHead
-from paceline.drafting.output_rows import output_rows
+from paceline.drafting.output_rows import output_bias, output_rows
 from paceline.targets.families import AS_IT_IS, Adjustment
 from paceline.targets.target import Target
 
@@ -41,20 +41,21 @@ class SharingHead(TrainedHead):
         """Take the target's matrices, which the head shares.
 
         Args:
-            adjusted: what makes the target's logits besides; heads that draft some tokens only do without.
+            adjusted: what makes the target's logits besides; of a cap, heads that draft some tokens only do without.
         """
         self.embedding = embedding
-        if self.tokens is None and self.shares_output:
-            self.adjusted = adjusted
         if self.shares_output:
+            self.adjusted = adjusted if self.tokens is None else adjusted._replace(cap=None)
             self.matrix = output if self.tokens is None else output[self.tokens]
 
-    def output_rows(self, target: Target) -> Float[Tensor, "vocab hidden"] | None:
-        """The output matrix for the tokens that can be drafted; None: the target's, all of it."""
+    def own_outputs(
+        self, target: Target
+    ) -> tuple[Float[Tensor, "vocab hidden"], Float[Tensor, " vocab"] | None] | None:
+        """Output matrix and bias for the tokens that can be drafted; None: the target's, for all tokens."""
         if not self.shares_output:
             assert self.matrix is not None  # it was loaded with the head
-            return self.matrix.to(target.device, target.dtype)
-        return None if self.tokens is None else output_rows(target, self.tokens)
+            return self.matrix.to(target.device, target.dtype), None
+        return None if self.tokens is None else (output_rows(target, self.tokens), output_bias(target, self.tokens))
 
     def embedded(self, ids: Int[Tensor, "batch tokens"], like: Tensor) -> Float[Tensor, "batch tokens hidden"]:
         """The tokens' embeddings, in the type of another tensor."""
@@ -66,7 +67,7 @@ class SharingHead(TrainedHead):
         """Logits of the tokens that can be drafted."""
         if self.matrix is None:
             raise ValueError("this head shares the target's output matrix, which it does not know yet")
-        return self.adjusted(functional.linear(states, self.matrix.to(states.dtype)))
+        return self.adjusted(functional.linear(states, self.matrix.to(states.dtype)), self.tokens)
 
     @torch.no_grad()
     def draw(self, seed: int) -> None:

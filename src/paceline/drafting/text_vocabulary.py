@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.drafting.base import Row
-from paceline.drafting.output_rows import gathers_rows, output_rows
+from paceline.drafting.output_rows import gathers_rows, output_bias, output_rows
 from paceline.targets.target import Target
 
 
@@ -27,6 +27,7 @@ class TextVocabulary:
     def __init__(self, target: Target, tokens: Int[Tensor, " vocab"], extra: int) -> None:
         self.target, self.tokens = target, tokens
         self.extra = min(extra, target.vocab_size - len(tokens)) if gathers_rows(target) else 0
+        self._bias = output_bias(target, None) if self.extra else None  # of all tokens
         self._own = frozenset(tokens.tolist()) if self.extra else frozenset[int]()
         self._ids: Int[Tensor, "batch vocab+extra"]
         self._rows: Float[Tensor, "batch extra hidden"]
@@ -87,4 +88,8 @@ class TextVocabulary:
         most = max(map(len, self._found[: len(features)]))
         if not most:
             return own
-        return torch.cat([own, features @ self._rows[: len(features), :most].mT], -1)
+        others = features @ self._rows[: len(features), :most].mT
+        if self._bias is not None:
+            first = len(self.tokens)
+            others = others + self._bias[self._ids[: len(features), None, first : first + most]]
+        return torch.cat([own, others], -1)

@@ -50,8 +50,8 @@ class DFlashForward:
         self.values: Float[Tensor, "layers batch heads slots head_dim"]
 
     def _output(self, head: DFlashHead) -> Linear:
-        rows = head.output_rows(self.target)
-        return self.target.logits if rows is None else fast_linear(rows, None, self.target, output=True)
+        own = head.own_outputs(self.target)
+        return self.target.logits if own is None else fast_linear(*own, self.target, output=True)
 
     def start(self, batch: int, capacity: int) -> None:
         shape = (len(self.layers), batch, self.heads, capacity + self.block, self.head_dim)

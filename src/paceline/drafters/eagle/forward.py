@@ -42,11 +42,11 @@ class EagleForward(SteppingForward):
         outputs = target.vocab_size if head.tokens is None else len(head.tokens)
         self.count, self.top = head.config.layers, min(top, outputs)
         self.fc = fast_linear(head.fc.weight.detach(), None if head.fc.bias is None else head.fc.bias.detach(), target)
-        rows = head.output_rows(target)
+        own = head.own_outputs(target)
         unused = torch.zeros(1, target.config.hidden_size, dtype=target.dtype, device=target.device)
-        head.lm.set_output_embeddings(linear_module(unused if rows is None else rows))
+        head.lm.set_output_embeddings(linear_module(*(own or (unused,))))
         self.layers = fast_layers(head.lm, target)
-        self._every = rows is None
+        self._every = own is None
         self._steps = self._native_steps(head)
 
     def _native_steps(self, head: EagleHead | Eagle3Head) -> NativeSteps | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.drafters.medusa.head import OF_TARGET, MedusaHead
+from paceline.drafting.output_rows import output_bias
 from paceline.drafting.own_layers import fast_linear
 from paceline.drafting.parallel import Guesses
 from paceline.targets.target import Target
@@ -30,7 +31,8 @@ class MedusaForward:
             self.outputs = [target.logits]
         else:
             assert head.matrix is not None  # `MedusaHead.check` has seen the target
-            self.outputs = [fast_linear(matrix, None, target, output=True) for matrix in head.matrix.detach()]
+            bias = output_bias(target, head.tokens) if head.config.vocabulary == OF_TARGET else None
+            self.outputs = [fast_linear(matrix, bias, target, output=True) for matrix in head.matrix.detach()]
 
     def __call__(self, hidden: Float[Tensor, "batch hidden"]) -> Guesses:
         """Of the target's last hidden states, before its final norm."""

@@ -66,7 +66,7 @@ class MedusaHead(TrainedHead):
 
     kind, title, Config = "medusa", "Medusa head", MedusaConfig
     config: MedusaConfig
-    adjusted: Adjustment = AS_IT_IS  # what the target, whose whole vocabulary layer it is, makes its logits with
+    adjusted: Adjustment = AS_IT_IS  # what the target, whose vocabulary layer it is, makes its logits with
 
     def __init__(
         self,
@@ -120,8 +120,9 @@ class MedusaHead(TrainedHead):
         )
         head = cls(config, probe_features(target), chosen).place(model.device, model.dtype)
         matrix = output_matrix(model)
-        if vocabulary == OF_TARGET and chosen is None:
-            head.adjusted = Adjustment.of(model)
+        if vocabulary == OF_TARGET:
+            adjusted = Adjustment.of(model)
+            head.adjusted = adjusted if chosen is None else adjusted._replace(cap=None)
         head.set_output(matrix if chosen is None else matrix[chosen.to(matrix.device)])
         return head
 
@@ -159,7 +160,7 @@ class MedusaHead(TrainedHead):
         if self.matrix is None:
             raise ValueError("these heads share the target's vocabulary layer: load them with the target")
         if len(self.matrix) == 1:
-            return self.adjusted(functional.linear(states, self.matrix[0]))
+            return self.adjusted(functional.linear(states, self.matrix[0]), self.tokens)
         return torch.einsum("...hi,hvi->...hv", states, self.matrix)
 
     def parameter_counts(self) -> dict[str, int]:

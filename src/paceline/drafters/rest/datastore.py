@@ -108,16 +108,17 @@ def build(
     return built
 
 
-def build_for(model: str, corpus: Sequence[Path], out: Path | None = None) -> DatastoreBuild:
+def build_for(model: str, corpus: Sequence[Path], out: Path | None = None) -> tuple[DatastoreBuild, Path]:
     """`build` with the tokenizer of a model named as users name it, into the folder where the drafter looks by itself
-    unless `out` is given.
+    unless `out` is given. Returns the folder as well.
 
     Raises:
         ModelError: there is no such model, or it has no tokenizer that can be used.
     """
     tokenizer, source = tokenizer_of(model)
+    folder = out or datastore_folder(source.key)
     with bars(True) as stage:
-        return build(tokenizer, corpus, out or datastore_folder(source.key), model=model, stage=stage)
+        return build(tokenizer, corpus, folder, model=model, stage=stage), folder
 
 
 def datastore_folder(model: str) -> Path:
