@@ -562,6 +562,29 @@ def test_costs_by_policy() -> None:
         Rounds(source_of(method, OWNER), VLLMSettings(method, "ragged", 4, 128, timed=False))
 
 
+def test_requests_that_sample_are_of_a_kind_of_their_own() -> None:
+    """They teach greedy ones nothing, and begin with what those have taught."""
+    rounds = rounds_of("suffix:shortest=1:budget=8+pace")
+    runner = Runner(rounds)
+    rounds.rows = NamedRows(runner)  # type: ignore[arg-type]
+
+    def trust(sampling: bool) -> list[float]:
+        return [rounds._calibrations[sampling].factor("suffix", kind) for kind in range(20)]
+
+    def run(name: str, temperature: float, text: list[int]) -> None:
+        runner.add(Request(name, PHRASE * 2, text))
+        runner.requests[name].sampling_params = SimpleNamespace(extra_args=None, temperature=temperature)
+        for _ in range(6):
+            runner.step()
+
+    before = trust(sampling=False)
+    run("sampled", 0.7, [*PHRASE[:2], 60] * 9)
+    assert trust(sampling=False) == before != trust(sampling=True)
+    run("greedy", 0.0, PHRASE * 3)
+    assert trust(sampling=False) != before
+    assert rounds._policy("pace", sampling=True)._before is not rounds._policy("pace")._before  # type: ignore[attr-defined]
+
+
 def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     check_version("0.33.0")
     for known in ("0.31.9", "0.34.0", "0.3.2", "unknown"):

@@ -50,8 +50,9 @@ class Rounds:
         self.source, self.settings, self._clock = source, settings, clock
         self.rows: ContentRows | NamedRows = ContentRows()
         self.lengths = Lengths(settings.most, settings.mode, settings.worth)
-        self._calibration = Calibration()
-        self._before: dict[type, StoppingPolicy] = {}  # see `Setting.before`
+        greedy = Calibration()
+        self._calibrations = {False: greedy, True: Calibration(greedy, tells=False)}  # of requests that sample apart
+        self._before: dict[bool, dict[type, StoppingPolicy]] = {False: {}, True: {}}  # likewise; see `Setting.before`
         self._step, self._ended, self._count = 0, 0.0, 1
         self._logged: defaultdict[tuple[str, type], set[str]] = defaultdict(set)  # lines, by kind
         self._most_drafted = max(MOST_DRAFTED, settings.most)  # for requests that choose
@@ -93,21 +94,21 @@ class Rounds:
             log.warning("vLLM: %s: %s", what, line, exc_info=None if isinstance(error, PacelineError) else error)
 
     # -- requests --------------------------------------------------------------------------------------------------
-    def _begin(self, ids: list[int], extra: dict[str, Any]) -> VLLMRow:
+    def _begin(self, ids: list[int], extra: dict[str, Any], sampling: bool) -> VLLMRow:
         try:
-            policy = self._policy(str(extra[OPTION]), remote=True) if OPTION in extra else None
+            policy = self._policy(str(extra[OPTION]), sampling, remote=True) if OPTION in extra else None
         except Exception as error:
             self.log_once(f"a request's {OPTION} is left out", error)
             policy = None
-        policy = policy or self._policy(self.source.policy)
+        policy = policy or self._policy(self.source.policy, sampling)
         try:
             memory = self.source.lookup.begin(ids)
         except Exception as error:
             self.log_once("a request goes on without drafts", error)
             memory, policy = None, self._policy(OFF)
-        return new_row(ids, memory, policy, self._calibration)
+        return new_row(ids, memory, policy, self._calibrations[sampling])
 
-    def _policy(self, text: str, remote: bool = False) -> StoppingPolicy:
+    def _policy(self, text: str, sampling: bool = False, remote: bool = False) -> StoppingPolicy:
         """For one request; `remote`: as that asks for it."""
         policy = new_policy(text, remote)
         require(  # some work out as many lengths as that, step by step
@@ -120,7 +121,8 @@ class Rounds:
         def cost(drafted: int) -> float:
             return self.lengths.relative(self._count, drafted)
 
-        here = Setting("", self.source.lookup.source, None, None, cost=cost, pass_cost=cost, before=self._before)
+        before = self._before[sampling]
+        here = Setting("", self.source.lookup.source, None, None, cost=cost, pass_cost=cost, before=before)
         policy.check(here)
         policy.seed(0)
         return policy

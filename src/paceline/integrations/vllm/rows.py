@@ -51,13 +51,13 @@ class VLLMRow:
     failed: bool = False
 
 
-Begin = Callable[[list[int], dict[str, Any]], VLLMRow]
+Begin = Callable[[list[int], dict[str, Any], bool], VLLMRow]  # of its tokens, its options, and whether it samples
 
 
 class ContentRows:
     """Requests told by their tokens: those with the same tokens have the same state, so which is which is no matter.
 
-    For vLLM 0.32, which does not say which request a row is.
+    For vLLM 0.32, which does not say which request a row is, nor whether it samples: all count as greedy.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class ContentRows:
             sampled: new tokens of each row.
             lengths: tokens of each row, the new ones included.
             tokens: `[rows, max_model_len]`.
-            begin: makes a request from its tokens but the new ones, and its options.
+            begin: makes a request from its tokens but the new ones, its options, and whether it samples.
         """
         news = np.array([len(ids) for ids in sampled], np.int64)
         befores, afters = fingerprints(tokens, lengths, news)
@@ -86,7 +86,7 @@ class ContentRows:
                 if not same:
                     del self._rows[int(befores[at])]
             else:
-                row = begin(tokens[at, : lengths[at] - len(ids)].tolist(), {})
+                row = begin(tokens[at, : lengths[at] - len(ids)].tolist(), {}, False)
             row.ids += ids
             found.append(row)
         for known, after in zip(found, afters, strict=True):
@@ -126,8 +126,9 @@ class NamedRows:
                 continue
             row = self._rows.get(name)
             if row is None or len(row.ids) >= lengths[at]:
-                extra = getattr(self._runner.requests[name].sampling_params, "extra_args", None) or {}
-                row = self._rows[name] = begin(tokens[at, : lengths[at] - len(ids)].tolist(), extra)
+                params = self._runner.requests[name].sampling_params
+                extra, sampling = getattr(params, "extra_args", None) or {}, bool(getattr(params, "temperature", 0.0))
+                row = self._rows[name] = begin(tokens[at, : lengths[at] - len(ids)].tolist(), extra, sampling)
             if len(row.ids) < lengths[at] - len(ids):
                 row.step = -1  # what it drafted last was steps ago
             row.ids += tokens[at, len(row.ids) : lengths[at]].tolist()
