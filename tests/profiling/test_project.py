@@ -80,6 +80,7 @@ def trace() -> Trace:
     drafters["merge:drafters=suffix|eagle"] = plain.method(
         lambda target: paceline.drafters.merge.Merge(target, drafters=[Suffix(target), eagle(target, tree=2)])
     ).drafter
+    drafters["merge:drafters=layer-skip|suffix"] = plain.method("merge:drafters=layer-skip|suffix").drafter
     sources, parts = sources_of(drafters)
     about = record(sources, texts, {"early-exit": 0.5})
     for one in about.values():  # as made up as the passes
@@ -176,7 +177,14 @@ def test_parts_of_a_kind(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["auto:head=none", "merge:drafters=suffix|eagle", "eagle", "medusa:tree=dynamic:budget=5"]
+    "method",
+    [
+        "auto:head=none",
+        "merge:drafters=suffix|eagle",
+        "merge:drafters=layer-skip|suffix+pace",
+        "eagle",
+        "medusa:tree=dynamic:budget=5",
+    ],
 )
 def test_the_same_every_time(trace: Trace, method: str) -> None:
     here = terms_of("here", PROFILE, trace)

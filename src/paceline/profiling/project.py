@@ -114,7 +114,7 @@ def _of_sources(trace: Trace, name: str, target: Any, terms: Terms) -> Drafter:
         return _source(trace, name, target, terms)
     if name not in header.parts:
         known = ", ".join([*header.sources, *header.parts])
-        raise OptionError(f"'{name}' was not traced; this trace has {known}, each with any policy")
+        raise OptionError(f"'{name}' was not traced; this trace has {known}, each with any policy (see bench --trace)")
     parts = [_source(trace, part, target, terms) for part in header.parts[name]]
     spec = DRAFTERS.parse(name)
     options = {key: value for key, value in spec.options.items() if key == "budget"}
