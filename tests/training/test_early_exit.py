@@ -20,6 +20,7 @@ from paceline.drafters.early_exit.head import ExitHead
 from paceline.errors import CheckpointError, DataError, OptionError, TrainingError
 from paceline.targets.reference import as_target
 from paceline.targets.span import Span
+from paceline.training.checkpoints import Checkpoints
 from paceline.training.data.dataset import Dataset, frequent_tokens
 from paceline.training.heads import frozen_layers as frozen
 from paceline.training.heads.early_exit import ExitConfig, prepare_early_exit
@@ -154,6 +155,26 @@ def test_resumed_is_uninterrupted(tiny_model_dir: Path, tiny_data: Path, tmp_pat
     ours, theirs = (ExitHead.load(tmp_path / name).state_dict() for name in ("cut", "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert len(list((tmp_path / "cut").glob("checkpoint-*"))) == 2
+
+
+def test_killed_after_a_checkpoint_its_step_is_noted(
+    tiny_model_dir: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not run again."""
+    save = Checkpoints.save
+
+    def saved(self: Checkpoints, step: int, *more: Any) -> None:
+        save(self, step, *more)
+        if step:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "save", saved)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(assembled(tiny_model_dir, tiny_data), tmp_path).run()
+    monkeypatch.undo()
+    again = trainer(assembled(tiny_model_dir, tiny_data), tmp_path, resume=True)
+    again.run()
+    assert [line["step"] for line in curve(tmp_path)] == list(range(len(again.steps) + 1))
 
 
 def test_killed_before_the_last_checkpoint(

@@ -79,7 +79,8 @@ class Checkpoints:
         """Raises OptionError where a training was begun."""
         if self.latest() is not None:
             raise OptionError(
-                f"{self.out} holds a training that was begun: go on with --resume, or choose another folder"
+                f"{self.out} holds a training: go on with --resume, delete it to begin anew, or choose another folder "
+                f"with --out"
             )
 
     def save(self, step: int, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

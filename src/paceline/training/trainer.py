@@ -128,6 +128,7 @@ class Trainer:
         }
         self.optimizer = torch.optim.AdamW(self._groups(), betas=(0.9, 0.95))
         training, held_back = data.split(config.held_back)
+        self.samples = len(training), len(held_back)  # to learn from, and to measure on
         self.held_back = data.batches(held_back, config.tokens, seed=None)
         self.steps = self._plan(training)
         self.checkpoints = Checkpoints(out, {**asdict(config), **(settings or {}), "half": half}, config.keep)
@@ -189,10 +190,13 @@ class Trainer:
                 measured = self.measure()
                 self._check(measured)
                 ends = self.task.ends(measured)
-                self._save(measured, ends or self.step == of)
             loss, *others = losses.items()
             logged = {"loss": loss[1], **{f"{name}_loss": value for name, value in others}, "lr": lr}
             self._note({"step": self.step, **logged, **(measured if due else {})})
+            if due:
+                self._save(
+                    measured, ends or self.step == of
+                )  # after the note: no step before a checkpoint is run again
             if due and self.log:
                 write_curves(self.out)
             speed = tokens / (time.perf_counter() - started)

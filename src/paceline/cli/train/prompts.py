@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ def prompts(
 ) -> None:
     """Let a chat model make up prompts itself (Magpie), to make data from: no other text is needed."""
     from paceline.files import whole
-    from paceline.training.data.own_prompts import own_prompts
+    from paceline.training.data.own_prompts import TRIES, own_prompts
 
     llm = source.llm(MethodOptions(drafter="none"))
     made = own_prompts(llm, count, temperature=temperature, max_new_tokens=max_new_tokens, batch=batch, seed=seed)
@@ -43,3 +44,6 @@ def prompts(
     print(f"{written:,} prompts")
     if stopped:
         raise Exit(130)
+    if written < count:
+        wanted = f"of {count:,}: in {TRIES * count:,} attempts"
+        print(f"{written:,} {wanted} no more ended within {max_new_tokens} tokens (--max-new-tokens)", file=sys.stderr)

@@ -69,7 +69,9 @@ class Training:
     weight_decay: Annotated[float, training_option("--weight-decay", help="Of matrices.")] = 0.01
     clip: Annotated[float, training_option("--clip", help="Largest norm of the gradient.")] = 1.0
     max_length: Annotated[int, training_option("--max-length", help="Longer samples are cut there.")] = 1024
-    held_back: Annotated[int, training_option("--held-back", help="Samples to measure on.")] = 64
+    held_back: Annotated[int, training_option("--held-back", help="Samples to measure on, at most a tenth of all.")] = (
+        64
+    )
     report: Annotated[int, training_option("--report", help="Steps between measurements, and between checkpoints.")] = (
         250
     )
@@ -155,7 +157,7 @@ def run(options: Training, prepare: Callable[[TrainingPlan, bool], PreparedTrain
         trainer = Trainer(
             made.task, made.data, config, out, accelerator, settings=made.settings, resume=resume, half=half
         )
-        bar.console.print(_about(made, accelerator.num_processes), soft_wrap=True, highlight=False)
+        bar.console.print(_about(made, trainer.samples, accelerator.num_processes), soft_wrap=True, highlight=False)
         steps = bar.add_task("", total=len(trainer.steps), completed=trainer.step)
 
         def show(now: Report) -> None:
@@ -188,10 +190,11 @@ def _gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _about(made: PreparedTraining, processes: int) -> str:
+def _about(made: PreparedTraining, samples: tuple[int, int], processes: int) -> str:
     counts = made.task.head.parameter_counts()
     parts = ", ".join(f"{part} {count:,}" for part, count in counts.items() if part != "total")
     text = f"parameters: {made.total:,} of the model; {made.loaded:,} loaded; {counts['total']:,} trained ({parts})"
+    text += f"\nsamples: {samples[0]:,} to learn from, {samples[1]:,} held back"
     return text if processes == 1 else f"{text}; {processes} processes"
 
 

@@ -89,7 +89,8 @@ class Dataset:
                     generated.append(bool((mask == GENERATED).any()))
             base += len(shard.ids)
         if not self.where:
-            raise DataError(f"{folder} has no samples to learn from")
+            named = ", ".join(map(str, folders))
+            raise DataError(f"{named} has no samples to learn from in the first {max_length} tokens (--max-length)")
         self.starts, self.lengths, self.learnt = np.array(starts), np.array(lengths), np.array(learnt)
         self.generated = np.array(generated)
 

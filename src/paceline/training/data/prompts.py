@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,9 @@ def _rows(path: Path) -> Iterator[Conversation]:
             if line.strip():
                 try:
                     yield _conversation(read_json(line))
+                except json.JSONDecodeError as error:
+                    told = f"not JSON ({error.msg} at column {error.colno})"
+                    raise CorpusError(f"{path}, line {number}: {told}") from error
                 except ValueError as error:
                     raise CorpusError(f"{path}, line {number}: {error}") from error
 

@@ -142,7 +142,7 @@ def shard_counts(path: Path) -> dict[str, int] | None:
     try:
         Shard.load(path)
         with safe_open(path, "pt") as file:
-            return {name: int(count) for name, count in file.metadata().items()}
+            return {name: int(count) for name, count in sorted(file.metadata().items())}  # it has no order of its own
     except (DataError, SafetensorError, ValueError, AttributeError):
         return None
 
@@ -221,7 +221,9 @@ class Manifest:
             if not all(isinstance(part, dict) for part in parts):
                 raise TypeError("a part is no table")
         except OSError as error:
-            raise DataError(f"there is no training data in {self.path.parent}: {error.strerror}") from error
+            folder = self.path.parent
+            why = f"it has no {MANIFEST}, which 'paceline train data' writes" if folder.is_dir() else error.strerror
+            raise DataError(f"there is no training data in {folder}: {why}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{self.path} is not the manifest of training data") from error
         return facts

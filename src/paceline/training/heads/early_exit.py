@@ -104,6 +104,7 @@ def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, p
     """
     model, tokenizer = load_as_stored(name)
     data = training_data(folders, config, tokenizer)
+    samples = data.split(plan.training.held_back)[0]
     total, count = parameters(model), model.config.num_hidden_layers
     require(1 <= config.layers < count, f"layers must lie in 1 .. {count - 1}, not {config.layers}")
     follow = config.start == "fitted" and config.layers + config.exit_layers <= count
@@ -131,6 +132,6 @@ def prepare_early_exit(name: str, folders: Sequence[Path], config: ExitConfig, p
     if config.stored:
         frozen = FeatureStore(first, data, head.fingerprint, config.store_limit, plan.stored)
     if config.start == "fitted":
-        fit_output(head, matrix, frozen, data, data.split(plan.training.held_back)[0])
+        fit_output(head, matrix, frozen, data, samples)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     return PreparedTraining(EarlyExitTask(head, frozen, config.objective), data, home, settings, loaded, total)

@@ -146,6 +146,7 @@ def prepare_guide(name: str, folders: Sequence[Path], config: GuideOptions, plan
     """
     model, tokenizer = load_as_stored(name)
     data = training_data(folders, config, tokenizer)
+    samples = data.split(plan.training.held_back)[0]
     total, dtype = parameters(model), plan.dtype(model.dtype)
     target = with_blocks(as_target(model.float(), tokenizer), Guide.kind)
     head = Guide.from_target(model, rank=config.rank, inner=config.inner, seed=plan.training.seed)
@@ -162,19 +163,19 @@ def prepare_guide(name: str, folders: Sequence[Path], config: GuideOptions, plan
         frozen = FeatureStore(layers, data, head.fingerprint, config.store_limit, plan.stored)
     task = GuideTask(head, frozen, config.objective, matrix)
     if not config.init:
-        _fit(task, lambda states: layers.target.features(states.to(dtype)).float(), data, plan.training.held_back)
+        _fit(task, lambda states: layers.target.features(states.to(dtype)).float(), data, samples)
     settings = {"model": head.config.target, "data": data.digest, **facts(config)}
     loaded = total + head.parameter_counts()["total"]
     return PreparedTraining(task, data, home, settings, loaded, total)
 
 
 @torch.no_grad()
-def _fit(task: GuideTask, features: Callable[[Tensor], Tensor], data: Dataset, held_back: int) -> None:
+def _fit(task: GuideTask, features: Callable[[Tensor], Tensor], data: Dataset, samples: Sequence[int]) -> None:
     """Let it begin with the linear guess of what the next feature is, from the state before and the token."""
     head, seen = task.head, list[Tensor]()
     device, size = head.enter.weight.device, head.config.hidden
     found = Regression(2 * size, size, device)
-    for batch in map(data.batch, data.batches(data.split(held_back)[0], 2048, seed=(0,))):
+    for batch in map(data.batch, data.batches(samples, 2048, seed=(0,))):
         batch = batch.to(device)
         states, asked = task.frozen(batch), batch.labels != IGNORE
         asked[:, 0] = False

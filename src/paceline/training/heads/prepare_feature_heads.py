@@ -91,7 +91,8 @@ def prepared(
         taps: hidden states that the head reads; none: features.
     """
     model, data, (training, device, tier, at_home, stored, _) = frozen.model, frozen.data, plan
-    if frozen.init:  # before what takes long: it may not fit
+    samples = data.split(training.held_back)[0]  # before what takes long: they may be too few,
+    if frozen.init:  # and it may not fit
         go_on(head, frozen.init)
     home = head.stored_path(frozen.target) / f"k{config.layers}{'-adv' if adversarial else ''}"
     at_home(home)
@@ -102,7 +103,6 @@ def prepared(
     adjusted = Adjustment.of(model)
     layers = FrozenLayers(fast(placed(model, device, dtype), frozen.tokenizer, tier), taps=taps)
     features = FeatureStore(layers, data, head.fingerprint, config.store_limit, stored) if config.stored else layers
-    samples = data.split(training.held_back)[0]
     if frozen.init is None:
         fit(head, features, data, samples)
     elif isinstance(head, Eagle3Head) and isinstance(frozen.init, Eagle3Head) and _reads_other(head, frozen.init):

@@ -225,7 +225,8 @@ def _prepare(predictor: Predictor, examples: Examples, rows: Tensor) -> None:
 def _split(examples: Examples, config: FitConfig) -> tuple[Tensor, Tensor]:
     """Rows to train on and rows held back: by prompt, as the tokens of one are alike."""
     prompts = examples.prompt.unique()
-    order = prompts[torch.randperm(len(prompts))]
+    drawn = torch.Generator().manual_seed(config.seed)  # its own: the same for every form
+    order = prompts[torch.randperm(len(prompts), generator=drawn)]
     test = torch.isin(examples.prompt, order[: max(1, round(config.held_back * len(order)))])
     for rows, what in ((~test, "to train on"), (test, "held back")):
         found = examples.accepted[rows]
