@@ -5,15 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.drafters import DRAFTERS
-from paceline.errors import PacelineError
-from paceline.policies import POLICIES
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.api import LLM, Output, load
     from paceline.decoding.sampling import SamplingParams
+    from paceline.drafters import DRAFTERS
+    from paceline.errors import PacelineError
     from paceline.integrations.transformers import custom_generate
+    from paceline.policies import POLICIES
 
 __all__ = [
     "DRAFTERS",
@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 _LAZY = {
+    "DRAFTERS": "drafters",
+    "POLICIES": "policies",
+    "PacelineError": "errors",
     "LLM": "api",
     "Output": "api",
     "load": "api",
@@ -37,7 +40,9 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch and transformers, which takes seconds, when something that needs them is first asked for."""
+    """Import what is asked for when it first is: torch and transformers take seconds, and an interrupt meanwhile is the
+    program's to handle.
+    """
     if name not in _LAZY:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     return getattr(import_module(f"paceline.{_LAZY[name]}"), name)

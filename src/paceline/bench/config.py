@@ -46,7 +46,8 @@ class BenchConfig:
         fresh: leave out what `paceline tune` learned.
         endpoints: servers with the OpenAI API instead of methods, each `URL` or `NAME=URL`; what they serve is
             measured, so `model` is not read, and its other options must not be given.
-        trace: write a trace too, for `paceline replay`: what every drafter would draft along the greedy outputs.
+        trace: write a trace too, for `paceline replay`: what each drafter of the run would draft along the greedy
+            outputs.
         progress: a progress bar on stderr.
 
     Raises:

@@ -137,7 +137,7 @@ def _costs(
     ]
     reach = 2 * max(2.0, *(at for one in drawn for at, _ in one.points))
     others: list[tuple[str, list[tuple[float, float]]]] = [("passes of this run", list(passes(runs)))]
-    about = "`paceline profile`, before the benchmark, adds the machine's roofline."
+    about = "'paceline profile', before the benchmark, adds the machine's roofline."
     if profile and "1" in profile["passes"]:
         single = profile["passes"]["1"]["median"]
         for key, name in (("median", "profile"), ("floor", "roofline: the least")):

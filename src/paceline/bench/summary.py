@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from paceline.bench.metrics import ResultRow
     from paceline.bench.runner import Summary
 
+UNBOUNDED = 10_000  # columns
+BREAK, BROKEN = "\n", "\n/"  # in heads of columns
+
 
 def print_summary(summary: Summary, console: Console | None = None, verbose: bool = False) -> None:
     """A table per temperature, with `verbose` one per task as well; then what needs attention."""
@@ -26,12 +29,26 @@ def print_summary(summary: Summary, console: Console | None = None, verbose: boo
     for temperature in dict.fromkeys(row["temperature"] for row in summary.rows):
         for task in dict.fromkeys(row["task"] for row in summary.rows) if verbose else (OVERALL,):
             rows = [row for row in summary.rows if row["temperature"] == temperature and row["task"] == task]
-            console.print(_table(rows))
+            _print_table(rows, console)
         if summary.config["settings"]["suite"].partition(":")[0] == SPEED_BENCH:
             console.print(_lengths([row for row in summary.rows if row["temperature"] == temperature]))
     for line in _remarks(summary):
         console.print(line, highlight=False)
     console.print(f"results: {escape(str(summary.out))}; as a page: {REPORT}", highlight=False)
+
+
+def _print_table(rows: list[ResultRow], console: Console) -> None:
+    """The table; where it is too wide, which would cut numbers off, a line for each of them."""
+    table = _table(rows)
+    if table.__rich_measure__(console, console.options.update(max_width=UNBOUNDED)).minimum <= console.width:
+        console.print(table)
+        return
+    console.print(table.title, highlight=False)
+    for row in rows:
+        console.print(escape(row["method"]), style="red" if row["wrong"] else None, highlight=False)
+        for name, show in COLUMNS.items():
+            if (value := show(row)) is not None:
+                console.print(f"  {name.replace(BROKEN, '/').replace(BREAK, ' ')} {value}", highlight=False)
 
 
 def _table(rows: list[ResultRow]) -> Table:
@@ -40,7 +57,7 @@ def _table(rows: list[ResultRow]) -> Table:
     batch = f", batch {first['batch']}" if first["batch"] > 1 else ""
     title = f"{escape(first['task'])}: {first['prompts']} prompts, {kind}{batch}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("method", overflow="fold", min_width=19)
+    table.add_column("method", overflow="fold", min_width=min(19, max(len(row["method"]) for row in rows)))
     used = [(name, show) for name, show in COLUMNS.items() if any(show(row) is not None for row in rows)]
     for name, _ in used:
         table.add_column(name, justify="right")
@@ -84,7 +101,7 @@ def _verdicts(row: ResultRow) -> str | None:
     return f"{row['identical']}/{row['tie']}/{row['wrong']}"
 
 
-#: In the order of the table, which fits into 80 columns; "dec" is decoding alone, the split is in %.
+#: In the order of the table; "dec" is decoding alone, the split is in %.
 COLUMNS: dict[str, Callable[[ResultRow], str | None]] = {
     "tok/s": _number("tokens_per_s", ".1f"),
     "x ar": _number("speedup_ar", ".2f"),

@@ -39,8 +39,9 @@ def replay(
 ) -> None:
     """Play a trace again under known costs: no model runs, and no clock is looked at.
 
-    Speedups are of decoding, prompts aside, over plain decoding. Those of another machine are projections: its passes
-    take what its profile says, and its model accepts as much as this one did.
+    Speedups are of decoding, prompts aside, over plain decoding.
+
+    Those of another machine are projections: passes take what its profile says, and as much is accepted as here.
     """
     from paceline.profiling.project import project, terms_of
     from paceline.profiling.shipped import load_profile

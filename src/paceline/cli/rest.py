@@ -39,9 +39,9 @@ def build(
     """Sort all suffixes of a corpus in the model's tokens."""
     from paceline.drafters.rest.datastore import build_for
 
-    built = build_for(model, corpus, out)
+    built, folder = build_for(model, corpus, out)
     if as_json:
         print_json(asdict(built))
         return
     print(f"{built.tokens:,} tokens in {built.seconds:.0f} s: {built.bytes:,} bytes")
-    print(f"stored in {out or 'the cache'}", file=sys.stderr)
+    print(f"stored in {folder}", file=sys.stderr)

@@ -53,11 +53,11 @@ def build(
     from paceline.drafters.trigram.build import build_for
 
     least = None if threshold == "auto" else int(threshold)
-    built = build_for(model, corpus, out, order=order, threshold=least, weight=weight, memory=memory)
+    built, folder = build_for(model, corpus, out, order=order, threshold=least, weight=weight, memory=memory)
     if as_json:
         print_json(asdict(built))
         return
     stored = ", ".join(f"{count:,} {n}-grams" for n, count in built.ngrams.items())
     print(f"{built.tokens:,} tokens in {built.seconds:.0f} s: {stored} seen {built.threshold} times or more")
     print(f"{built.bytes:,} bytes")
-    print(f"stored in {out or 'the cache'}", file=sys.stderr)
+    print(f"stored in {folder}", file=sys.stderr)

@@ -20,8 +20,9 @@ def tune(
     max_new_tokens: Annotated[int, Option("--max-new-tokens", "-n", min=1, help="Of each prompt.")] = 128,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure passes and sources of drafts on your prompts. Later runs of this model, with the same tier, type and
-    threads, start from what was learned; their output is the same.
+    """Measure passes and sources of drafts on your prompts: later runs of this model start from what was learned.
+
+    Those with the same tier, type and threads do; their output is the same.
     """
     from paceline.bench.suites import load_suite
     from paceline.bench.tune import tune as run

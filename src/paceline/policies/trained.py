@@ -37,6 +37,8 @@ class TrainedStop(StoppingPolicy):
         self.reads_q, self.reads_hidden = trained.predictor.reads_q, trained.predictor.reads_hidden
 
     def check(self, setting: Setting) -> None:
+        if self.reads_hidden:  # with any predictor
+            need_hidden(setting, self.name, of_target=False)
         trained = self.trained or find(setting, self.name)
         if trained is None:
             raise OptionError(

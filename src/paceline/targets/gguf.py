@@ -51,9 +51,6 @@ def convert(
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # they take seconds
     from transformers.utils.quantization_config import GgufConfig
 
-    with gguf.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise IntegrityError(f"{name} is not a GGUF file")
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     # its reader draws a tqdm bar that no setting turns off
     with _one_line(name), quiet(), contextlib.redirect_stderr(io.StringIO()), _one_reader(gguf) as reader:

@@ -12,7 +12,9 @@ Stage = Callable[[str, int], Callable[[int], None]]
 
 @contextmanager
 def bars(show: bool) -> Iterator[Stage]:
-    """Yields `stage(description, total)`, which adds a bar and returns the function that sets how far it is."""
+    """Yields `stage(description, total)`, which adds a bar and returns the function that sets how far it is. There are
+    bars on a terminal alone.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -20,7 +22,8 @@ def bars(show: bool) -> Iterator[Stage]:
         TimeElapsedColumn(),
     )
     # the stream of now: the conversion silences sys.stderr while the bar moves on
-    with Progress(*columns, console=Console(file=sys.stderr), disable=not show) as progress:
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, disable=not (show and console.is_terminal)) as progress:
 
         def stage(description: str, total: int) -> Callable[[int], None]:
             task = progress.add_task(description, total=total)

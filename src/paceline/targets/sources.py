@@ -208,9 +208,13 @@ def _file(name: str, path: Path, wanted: _Wanted) -> ModelSource:
         shutil.copyfile(path, gguf)
 
     try:
+        with path.open("rb") as file:
+            is_gguf = file.read(4) == b"GGUF"
         digest = store.sha256(path)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    if not is_gguf:
+        raise IntegrityError(f"{name} is not a GGUF file")
     return _converted(name, path.stem, digest, copy, {}, wanted)
 
 
