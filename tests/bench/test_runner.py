@@ -453,9 +453,9 @@ def test_lists_as_one_text(config: dict[str, Any]) -> None:
     assert (made.methods, made.tasks, made.temperatures) == (("ar", "trigram"), ("a", "b"), (0.0, 1.5))
 
 
-def printed(summary: Summary, verbose: bool = False) -> str:
+def printed(summary: Summary, verbose: bool = False, width: int = 160) -> str:
     stream = io.StringIO()
-    print_summary(summary, Console(file=stream, width=160), verbose)
+    print_summary(summary, Console(file=stream, width=width), verbose)
     return stream.getvalue()
 
 
@@ -468,3 +468,7 @@ def test_printed_summary(config: dict[str, Any]) -> None:
     assert "WRONG: prompt-lookup+fixed:k=3: 1 of 4 outputs" in text
     assert "slower than plain decoding: prompt-lookup+fixed:k=3 at temperature 0: 0.50x" in text
     assert "qa: 2 prompts, greedy" in printed(summary, verbose=True)
+    table, lines = printed(summary, width=200), printed(summary, width=30)  # where numbers would be cut off
+    for row in (row for row in summary.rows if row["task"] == "overall"):
+        assert f"{row['tokens_per_s']:.1f}" in table
+        assert f"{row['method']}\n  tok/s {row['tokens_per_s']:.1f}\n" in lines
