@@ -472,6 +472,14 @@ class TestSteps:
         assert not engine.busy
         assert engine.capacity == (0, 0)
 
+    def test_the_cache_goes_with_the_last_request_that_is_cancelled(self) -> None:
+        engine, request = self.engine(), self.request(9)
+        engine.add(request)
+        engine.step()
+        engine.cancel(request)
+        assert engine.idle
+        assert engine.capacity == (0, 0)
+
     def test_runs_take_turns(self) -> None:
         """Each is told of all rounds of its own requests, and a run that is given up takes them along."""
         engine, (a, b, c) = self.engine(rows=3, slots=32), (self.request(n) for n in (5, 3, 8))

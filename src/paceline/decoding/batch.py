@@ -133,6 +133,7 @@ class RunningBatch:
             elif request in self._waiting:
                 self._waiting.remove(request)
         self._leave_all(decoding)
+        self._release()
 
     @contextmanager
     def _stepping(self) -> Iterator[None]:
