@@ -442,6 +442,13 @@ def cut_layers(model: LlamaForCausalLM) -> None:
     model.config.num_hidden_layers = 2
 
 
+def more_tokens(model: LlamaForCausalLM) -> None:
+    """Likelier ones than those there were, in the same directions."""
+    model.resize_token_embeddings(300, mean_resizing=False)
+    for matrix in (model.get_input_embeddings(), model.get_output_embeddings()):
+        matrix.weight.data[257:] = 2 * matrix.weight.data[:43]
+
+
 CHANGES: dict[str, Callable[[LlamaForCausalLM], object]] = {
     "output": lambda model: setattr(model, "lm_head", small_llama(seed=3, tie_word_embeddings=False).lm_head),
     "decoder": lambda model: setattr(model, "model", small_llama(seed=3).model),
@@ -449,7 +456,7 @@ CHANGES: dict[str, Callable[[LlamaForCausalLM], object]] = {
     "norm": lambda model: setattr(model.model, "norm", torch.nn.LayerNorm(32).double()),
     "layer": replaced_layer,
     "fewer-layers": cut_layers,
-    "more-tokens": lambda model: model.resize_token_embeddings(300, mean_resizing=False),
+    "more-tokens": more_tokens,
     "fewer-tokens": lambda model: model.resize_token_embeddings(100, mean_resizing=False),
     "attention": lambda model: model.set_attn_implementation("eager"),
 }

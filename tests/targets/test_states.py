@@ -19,6 +19,7 @@ from paceline.drafters.merge import Merge
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.suffix import Suffix
 from paceline.errors import OptionError, UnsupportedModel
+from paceline.integrations.transformers import custom_generate
 from paceline.policies.fixed import Fixed
 from paceline.targets.reference import as_target
 from paceline.targets.span import Span
@@ -92,6 +93,21 @@ def target(request: pytest.FixtureRequest) -> Target:
     made = as_target(make(request.param))
     assert isinstance(made, StatefulTarget)
     return made
+
+
+def test_inside_transformers(target: Target) -> None:
+    """`generate` makes a cache for such a model, and calls that of states alone by another name."""
+    asked: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB - 1}
+    inputs = torch.tensor([[5, 6, 7, 5, 6]])
+    want = target.model.generate(inputs, **asked)
+    assert torch.equal(target.model.generate(inputs, custom_generate=custom_generate("suffix"), **asked), want)
+
+
+def test_states_that_have_read_something() -> None:
+    model, inputs = make("mamba 2"), torch.tensor([[5, 6, 7]])
+    cache = model(inputs, use_cache=True).cache_params
+    with pytest.raises(OptionError, match="filled cache_params"):
+        model.generate(inputs, cache_params=cache, custom_generate=custom_generate("none"), max_new_tokens=2)
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from paceline.targets import Target
 
 #: What generate hands over besides the ids; paceline keeps a cache of its own and needs no `logits_to_keep`.
-UNDERSTOOD = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+CACHES = ("past_key_values", "cache_params")  # the second of state-space models
+UNDERSTOOD = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHES}
 TYPES = {"token_type_ids", "mm_token_type_ids"}  # 0 is text
 #: Parts of a `GenerateDecoderOnlyOutput` that would need the model's plain, token-by-token passes.
 NOT_RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -190,8 +191,8 @@ def _refuse(model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig,
     )
     asked = [name for name in NOT_RETURNED if config.return_dict_in_generate and getattr(config, name)]
     require(not asked, f"custom_generate cannot return what {', '.join(asked)} asks for")
-    cache = model_kwargs.get("past_key_values")
-    require(cache is None or cache.get_seq_length() == 0, "custom_generate cannot go on from filled past_key_values")
+    for name in CACHES:
+        require(not _filled(model_kwargs.get(name)), f"custom_generate cannot go on from filled {name}")
     require(
         config.cache_implementation in (None, "dynamic", "dynamic_full", "static"),
         f"custom_generate keeps a cache of its own; it has no cache_implementation '{config.cache_implementation}'",
@@ -211,6 +212,14 @@ def _refuse(model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig,
         positions is None or bool((positions.expand_as(own) == own)[seen].all()),
         "custom_generate numbers positions from the first token; it cannot take other position_ids",
     )
+
+
+def _filled(cache: Any) -> bool:
+    """Whether a cache of transformers has read something; one of states alone counts no tokens."""
+    layers, has_states = getattr(cache, "layers", ()), getattr(cache, "has_previous_state", None)
+    if has_states and layers and all(hasattr(layer, "has_previous_state") for layer in layers):
+        return bool(has_states())
+    return cache is not None and cache.get_seq_length() > 0
 
 
 def _says_nothing(name: str, value: Any) -> bool:
