@@ -97,7 +97,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 def test_inside_transformers(target: Target) -> None:
     """`generate` makes a cache for such a model, and calls that of states alone by another name."""
-    asked: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB - 1}
+    asked = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB - 1}
     inputs = torch.tensor([[5, 6, 7, 5, 6]])
     want = target.model.generate(inputs, **asked)
     assert torch.equal(target.model.generate(inputs, custom_generate=custom_generate("suffix"), **asked), want)
