@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.bench.metrics import ResultRow
     from paceline.bench.runner import Summary
 
-UNBOUNDED = 10_000  # columns
+METHOD, UNBOUNDED = 19, 10_000  # columns: methods are folded to these at least
 BREAK, BROKEN = "\n", "\n/"  # in heads of columns
 
 
@@ -39,8 +39,8 @@ def print_summary(summary: Summary, console: Console | None = None, verbose: boo
 
 def _print_table(rows: list[ResultRow], console: Console) -> None:
     """The table; where it is too wide, which would cut numbers off, a line for each of them."""
-    table = _table(rows)
-    if table.__rich_measure__(console, console.options.update(max_width=UNBOUNDED)).minimum <= console.width:
+    table, folded = _table(rows), _table([row | {"method": row["method"][:METHOD]} for row in rows])
+    if folded.__rich_measure__(console, console.options.update(max_width=UNBOUNDED)).minimum <= console.width:
         console.print(table)
         return
     console.print(table.title, highlight=False)
@@ -57,7 +57,7 @@ def _table(rows: list[ResultRow]) -> Table:
     batch = f", batch {first['batch']}" if first["batch"] > 1 else ""
     title = f"{escape(first['task'])}: {first['prompts']} prompts, {kind}{batch}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("method", overflow="fold", min_width=min(19, max(len(row["method"]) for row in rows)))
+    table.add_column("method", overflow="fold", min_width=min(METHOD, max(len(row["method"]) for row in rows)))
     used = [(name, show) for name, show in COLUMNS.items() if any(show(row) is not None for row in rows)]
     for name, _ in used:
         table.add_column(name, justify="right")
