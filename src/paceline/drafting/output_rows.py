@@ -37,7 +37,8 @@ def output_rows(target: Target, tokens: Int[Tensor, " tokens"] | None) -> Float[
     family = FAMILIES.get(target.config.model_type, LLAMA)
     size = 2.0**-10 if family.logit_cap else 1.0  # a cap leaves small numbers as they are
     columns = (torch.eye(target.config.hidden_size, dtype=target.dtype, device=target.device) * size).split(64)
-    bias = target.logits(torch.zeros_like(columns[0][:1]))[:, ids]
+    added = output_bias(target, ids)
+    bias = 0.0 if added is None else added
     return torch.cat([(target.logits(unit)[:, ids] - bias) / size for unit in columns]).T.contiguous()
 
 
